@@ -27,7 +27,6 @@ from tools import gate as gates
 from tools.load import Level
 from tools.processes import Watch
 from tools.progress import Progress
-from tools.serve import CPU_ARGUMENTS
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 console = Console(stderr=True)
@@ -156,7 +155,7 @@ def paths(
     model = model or str(models.smollm2(Progress()))
     arguments = configs.arguments_of(configs.variant_named(ways.VARIANT), {"model": model})
     if configs.gpu_capability() is None:  # vLLM's CPU backend takes this share of the memory before it looks at its use
-        arguments |= CPU_ARGUMENTS | {"gpu_memory_utilization": 0.3, "max_model_len": 2048}
+        arguments |= configs.CPU_ARGUMENTS | {"gpu_memory_utilization": 0.3, "max_model_len": 2048}
     arguments |= json.loads(engine_args)
     plan = Plan(
         arguments=arguments,

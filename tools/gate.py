@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.configs import CPU_ARGUMENTS
 from tools.load import Level
 from tools.ways import ROOT, Setting, way
 
@@ -33,9 +34,7 @@ CHAT_MOST = 1.1  # times what the same tokens cost as a text
 CHAT_ROUNDS, CHAT_TOKENS = 5, 60
 CHATS = {"plain": "sum", "thinking": "sum-thinking", "with tools": "no-call", "calling a tool": "weather"}
 WHOLE = 0.98  # messages for a token in a round that counts: below, the machine was so busy that tokens coalesced
-ENGINE = {
-    "dtype": "bfloat16",
-    "enforce_eager": True,
+ENGINE = CPU_ARGUMENTS | {
     "max_model_len": 1_024,
     "max_num_seqs": STREAMS,
     "scheduler_cls": "tools.paced.Paced",

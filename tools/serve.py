@@ -24,9 +24,6 @@ from tools.progress import Progress
 from tools.server import LOOPBACK, LaunchFailed, TritonServer, launch
 
 READY_SECONDS = 900.0  # a GPU compiles its kernels at the first start
-# What a CPU needs: float16 is slow or missing there, and there is nothing to capture or compile.
-CPU_ARGUMENTS: dict[str, Any] = {"dtype": "bfloat16", "enforce_eager": True}
-
 
 # Lines of vLLM's log (0.26 and 0.32 alike), and what goes on after each.
 PHASES = (
@@ -136,7 +133,7 @@ def _given(repository: Path) -> Iterator[tuple[Path, str]]:
 @contextlib.contextmanager
 def _made(plan: checks.Plan, name: str, instances: int, progress: Progress) -> Iterator[tuple[Path, str]]:
     """Make the model ready and a repository around it, which goes when the block ends; yields it and the name."""
-    own: dict[str, Any] = {} if plan.gpu else dict(CPU_ARGUMENTS)
+    own: dict[str, Any] = {} if plan.gpu else configs.CPU_ARGUMENTS.copy()
     calls: str | None = None
     if plan.variant == configs.DEFAULT or plan.model is not None:
         choice = models.choose(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -66,7 +67,7 @@ async def test_a_client_that_breaks_off_its_loop(aclient: openai.AsyncOpenAI, tr
 
 async def test_a_drain_finishes_what_is_open_and_refuses_what_is_new(start: Start, triton: servers.Triton) -> None:
     """On SIGTERM a stream goes on to its [DONE], new requests get 503 in every worker, and then all are gone."""
-    front = start("--workers", "2", grace=60)
+    front = start("--workers", "2", "--keep-alive", "0.05", grace=60)
     family = workers(front)
     async with httpx.AsyncClient(timeout=WITHIN) as http:
 
@@ -77,11 +78,12 @@ async def test_a_drain_finishes_what_is_open_and_refuses_what_is_new(start: Star
                 )
                 return (await asked).status_code
 
-        body = ENDLESS | {"max_tokens": 5_000}  # some 8 s: the engine must still be at it when it is paused
-        async with http.stream("POST", f"{front.url}/v1/chat/completions", json=body) as answer:
-            lines = answer.aiter_lines()
-            await anext(lines)
-            with triton.engine_paused(TINY):
+        async with contextlib.AsyncExitStack() as opened:
+            with triton.engine_paused(TINY):  # so that it is still open when the drain begins
+                body = ENDLESS | {"max_tokens": 200}
+                asked = http.stream("POST", f"{front.url}/v1/chat/completions", json=body)
+                lines = (await opened.enter_async_context(asked)).aiter_lines()
+                assert (await anext(lines)).startswith(":")
                 front.terminate()
                 await eventually(lambda: curl(f"{front.url}/health/ready")[0] == 503, "it drains")
                 for _ in range(8):

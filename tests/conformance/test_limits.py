@@ -25,7 +25,7 @@ from tests.support.metrics import eventually, scrape
 from tests.support.servers import TINY
 from tools.gateway import GatewayProcess
 
-ENDLESS: dict[str, Any] = BODY | {"stream": True, "ignore_eos": True, "max_tokens": 12_000}
+ENDLESS: dict[str, Any] = BODY | {"stream": True, "ignore_eos": True, "max_tokens": 16_000}
 WITHIN = 60.0
 
 
@@ -43,7 +43,7 @@ def bearer(secret: str) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def streaming(url: str, headers: dict[str, str] | None = None) -> Any:
-    """An open stream that has begun, and goes on for long."""
+    """An open stream that has begun, if only with a comment, and goes on for long."""
     async with (
         httpx.AsyncClient(base_url=url, timeout=WITHIN) as http,
         http.stream("POST", "/v1/chat/completions", json=ENDLESS, headers=headers) as answer,
@@ -68,7 +68,7 @@ class TestKeys:
         keys = tmp_path / "keys.toml"
         keys.write_text("".join(table for _, table in tables.values()))
         assert all(secret not in keys.read_text() for secret, _ in tables.values())
-        front = start("--keys", str(keys), "--workers", "2", "--log-requests")
+        front = start("--keys", str(keys), "--workers", "2", "--log-requests", "--keep-alive", "0.05")
         yield front, {name: secret for name, (secret, _) in tables.items()}
 
     async def test_keys_and_their_limits(
@@ -89,12 +89,12 @@ class TestKeys:
                     assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
             assert (await http.get("/health/ready")).status_code == 200
             assert (await ask("free")).status_code == 200
-            async with streaming(front.url, bearer(secrets["one"])):
-                for _ in range(4):  # whichever worker it reaches
-                    refused = await ask("one")
-                    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
-                    assert int(refused.headers["retry-after"]) >= 1
-                assert (await ask("free")).status_code == 200
+            with triton.engine_paused(TINY):  # so that it stays open, however long this takes
+                async with streaming(front.url, bearer(secrets["one"])):
+                    for _ in range(4):  # whichever worker it reaches
+                        refused = await ask("one")
+                        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+                        assert int(refused.headers["retry-after"]) >= 1
             await eventually(lambda: triton.load() == 0, "the stream that was left is over")
             assert (await ask("one")).status_code == 200
             assert (await ask("few", max_tokens=64, ignore_eos=True)).status_code == 200
@@ -121,13 +121,13 @@ class TestKeys:
 
 async def test_more_than_may_be_open_or_wait_is_503(start: Start, triton: servers.Triton) -> None:
     """Before any event: the caller can go elsewhere, or come again when Retry-After says."""
-    full = start("--max-open", "2", "--workers", "2")
-    async with (
-        streaming(full.url),
-        streaming(full.url),
-        httpx.AsyncClient(timeout=WITHIN) as http,
-    ):
-        with triton.engine_paused(TINY):  # so that they stay open, however long this takes
+    full = start("--max-open", "2", "--workers", "2", "--keep-alive", "0.05")
+    with triton.engine_paused(TINY):  # so that they stay open, however long this takes
+        async with (
+            streaming(full.url),
+            streaming(full.url),
+            httpx.AsyncClient(timeout=WITHIN) as http,
+        ):
             opened = scrape(f"{full.url}/metrics", "tritonstream_gateway_open")
             assert opened.value("tritonstream_gateway_open_requests") == 2
             refused = await http.post(f"{full.url}/v1/chat/completions", json=BODY | {"stream": True})

@@ -22,9 +22,8 @@ from tools.server import launch
 
 AT_ONCE = 8
 # In float32 it does not matter to a logprob how many requests ran beside it.
-ENGINE: dict[str, Any] = {
+ENGINE: dict[str, Any] = configs.CPU_ARGUMENTS | {
     "dtype": "float32",
-    "enforce_eager": True,
     "max_model_len": 1_024,
     "max_num_seqs": 16,
     "max_logprobs": 20,

@@ -18,9 +18,7 @@ from tools.server import TritonServer, launch
 
 TINY = "Tiny-Qwen3"
 # The tiny model on the CPU, in all of its context: an endless answer lasts longer than a busy machine stands still.
-ENGINE = {
-    "dtype": "bfloat16",
-    "enforce_eager": True,
+ENGINE = configs.CPU_ARGUMENTS | {
     "max_model_len": tiny_qwen3.CONTEXT,
     "max_num_seqs": 64,
     "enable_prefix_caching": True,
