@@ -31,7 +31,7 @@ GATEWAY_MOST = 0.5  # what the gateway itself may take of what the API server of
 STREAMS, MAX_TOKENS = 64, 40
 ROUNDS, SPARE_ROUNDS = 5, 5
 CHAT_MOST = 1.1  # times what the same tokens cost as a text
-CHAT_ROUNDS, CHAT_TOKENS = 5, 60
+CHAT_ROUNDS, CHAT_TOKENS = 5, 128  # tokens as in `tools.bench paths`: what a request costs once is spread over them
 CHATS = {"plain": "sum", "thinking": "sum-thinking", "with tools": "no-call", "calling a tool": "weather"}
 WHOLE = 0.98  # messages for a token in a round that counts: below, the machine was so busy that tokens coalesced
 ENGINE = CPU_ARGUMENTS | {
@@ -164,7 +164,7 @@ def measure_chat(out: Path, tell: Callable[[str], object]) -> dict[str, ChatCost
                 tell(f"round {number} of {CHAT_ROUNDS}: {name}")
                 one = tiny_qwen3.case(known)
                 text = tiny_qwen3.prompt(one.messages, enable_thinking=one.enable_thinking, tools=one.tools)
-                chat = {"prompt": one.messages, "chat_template_kwargs": one.template_kwargs, "tools": one.tools}
+                chat = {"prompt": one.messages, "chat_template_kwargs": one.template_kwargs, "tools": one.tools or None}
                 levels = [triton.run([prompt] * STREAMS, CHAT_TOKENS) for prompt in (text, chat)]
                 failed = next((level.first_error for level in levels if level.errors), None)
                 if failed:

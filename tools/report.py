@@ -95,7 +95,13 @@ def markdown(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-HEADLINE = {"triton": "Tritonstream", "async": "AsyncLLM in one process", "serve": "`vllm serve`, SSE"}
+HEADLINE = {
+    "triton": "Tritonstream, gRPC",
+    "gateway-4": "Tritonstream, SSE, 4 gateway workers",
+    "async": "AsyncLLM in one process",
+    "serve": "`vllm serve`, SSE",
+    "serve-4": "`vllm serve`, SSE, 4 API servers",
+}
 
 
 def headline(report: dict[str, Any]) -> str:
@@ -113,7 +119,12 @@ def headline(report: dict[str, Any]) -> str:
     for path, name in HEADLINE.items():
         if path in by_path:
             levels = (by_path[path][count] for count in counts)
-            cells = [f"{level['tokens_per_s']:,.0f} ({level['ttft_p50']:,.0f})" for level in levels]
+            cells = [
+                f"{level['errors']} refused or failed"
+                if level["errors"]
+                else f"{level['tokens_per_s']:,.0f} ({level['ttft_p50']:,.0f})"
+                for level in levels
+            ]
             lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

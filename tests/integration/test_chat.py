@@ -11,7 +11,7 @@ import pytest
 from tritonstream import AsyncClient, Message, Request, Sampling
 
 from tests.support import tiny_qwen3
-from tests.support.servers import TINY, Triton
+from tests.support.servers import SINCE_0_32, TINY, Triton
 from tests.support.tiny_qwen3 import CALLS, Case, case, cases
 from tests.support.wire import Answer, Wire
 
@@ -80,6 +80,7 @@ class TestThinking:
         assert (answer.text(), answer.reasoning()) == (one.answer, "")
         assert set(answer.every("logprobs")) == {"null"}
 
+    @SINCE_0_32
     async def test_a_budget(self, wire: Wire) -> None:
         """thinking_token_budget ends the thought after so many tokens, and an answer follows."""
         one = case("capital-thinking")
@@ -96,6 +97,7 @@ class TestThinking:
         assert list(answer.responses[0].outputs) == ["reasoning_output"]
         assert "text_output" in answer.responses[-1].outputs
 
+    @SINCE_0_32
     async def test_the_tokens_of_the_thought_are_counted(self, wire: Wire) -> None:
         """As many streamed as whole, half characters among them."""
         one = case("greeting-zh-thinking")
@@ -258,6 +260,7 @@ class TestPrompts:
         assert streamed[0] == found.prompt_logprobs
         assert set(streamed[1:]) <= {None}
 
+    @SINCE_0_32
     async def test_an_interval(self, wire: Wire) -> None:
         """stream_interval sends a response for every so many tokens."""
         one = case("story")

@@ -45,9 +45,10 @@ async def wire(shared: Triton) -> AsyncIterator[Wire]:
 
 
 def test_there_is_one_engine(shared: Triton) -> None:
-    """Two stubs, and one process with weights."""
+    """Two stubs, and one process with weights: the engine's own, for a worker beside it would spin against it."""
     assert len(shared.stubs(TINY)) == INSTANCES
-    assert shared.engine_core(TINY).is_running()
+    beside = shared.engine_core(TINY).children(recursive=True)
+    assert not [one for one in beside if "Worker" in "".join(one.cmdline())], processes.described(beside)
 
 
 async def test_both_stubs_serve_and_agree(shared: Triton, wire: Wire) -> None:
