@@ -47,7 +47,9 @@ async def wire(shared: Triton) -> AsyncIterator[Wire]:
 def test_there_is_one_engine(shared: Triton) -> None:
     """Two stubs, and one process with weights: the engine's own, for a worker beside it would spin against it."""
     assert len(shared.stubs(TINY)) == INSTANCES
-    beside = shared.engine_core(TINY).children(recursive=True)
+    core = shared.engine_core(TINY)
+    assert core.is_running()
+    beside = core.children(recursive=True)
     assert not [one for one in beside if "Worker" in "".join(one.cmdline())], processes.described(beside)
 
 

