@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import AsyncExitStack
 from itertools import cycle, islice
 from typing import Any
@@ -64,6 +65,53 @@ async def test_what_gathers_while_the_server_stands_still_comes_as_one(triton: T
     assert max(counts) > 20, counts
     text = answer.text().rstrip("\N{REPLACEMENT CHARACTER}")  # the last token may be half a character
     assert text == tiny_qwen3.wheel(len(text))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"stop": ["summer"], "min_tokens": 500}, {"logprobs": 0}, {"stop_token_ids": [0], "n": 2}],
+    ids=["tokens", "a stop string", "logprobs", "choices"],
+)
+async def test_what_gathers_while_the_stub_stands_still_is_as_ever(
+    triton: Triton, wire: Wire, sampling: dict[str, Any]
+) -> None:
+    """The engine's steps wait for the stub then, and are read together: tokens by their number, all else one by one."""
+    (stub,), core = triton.stubs(triton.model), triton.engine_core(triton.model)
+    sampling |= {"max_tokens": 600}
+    request: dict[str, Any] = {"chat": WHEEL, "sampling": sampling}
+    request["flags"] = [COUNT, "return_summary", "return_finish_reason"]
+    request["flags"] += ["return_logprobs"] if "logprobs" in sampling else []
+    undisturbed = (await wire.ask(**request)).ok()
+    await triton.settled()
+    made = triton.gauge("vllm:generation_tokens_total")
+    gaps = triton.gauge("vllm:inter_token_latency_seconds_count")
+    async with wire.open(**request) as call:
+        await call.until(20)
+        psutil.Process(stub).suspend()
+        try:
+            begun = sum(core.cpu_times()[:2])
+            await eventually(lambda: sum(core.cpu_times()[:2]) > begun + 0.3, "the engine went on", 60)
+        finally:
+            psutil.Process(stub).resume()
+        answer = (await call.rest()).ok()
+    for choice in range(sampling.get("n", 1)):
+        assert answer.text(choice) == undisturbed.text(choice)
+        assert answer.total("num_output_tokens", choice) == undisturbed.total("num_output_tokens", choice)
+        assert _logprobs(answer, choice) == _logprobs(undisturbed, choice)
+        for name in ("summary", "finish_reason"):
+            assert answer.last(name, choice) == undisturbed.last(name, choice)
+    tokens = sum(answer.total("num_output_tokens", choice) for choice in range(sampling.get("n", 1)))
+    await triton.settled()
+    assert triton.gauge("vllm:generation_tokens_total") - made == tokens
+    if "logprobs" in sampling or "stop" in sampling:
+        assert triton.gauge("vllm:inter_token_latency_seconds_count") - gaps == tokens - 1
+    else:
+        assert triton.gauge("vllm:inter_token_latency_seconds_count") - gaps < tokens * 0.9
+
+
+def _logprobs(answer: Answer, choice: int) -> list[Any]:
+    """Those of every token of a choice."""
+    return [token for several in answer.every("logprobs", choice) for token in json.loads(several)]
 
 
 @pytest.mark.parametrize("streams", [64, 256])

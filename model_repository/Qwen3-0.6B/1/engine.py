@@ -36,11 +36,12 @@ from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
-from vllm.v1.engine import core_client
+from vllm.v1.engine import EngineCoreOutput, core_client
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from .backlog import Backlog
 from .chat import REFUSALS, TRUNCATION, Prompt, render
 from .contract import STRUCTURED_OUTPUTS, Delta, Request
 from .conversation import CHAT
@@ -190,6 +191,8 @@ class Engine:
             self._llm = build(client_addresses=self._stubs.addresses(self._stubs.index))
             for pid in processes:  # vLLM watches over them only where it started them
                 self._loop.add_reader(os.pidfd_open(pid), self._core_died)
+        core = self._llm.engine_core
+        core.get_output_async = Backlog(core, self._llm.output_processor.request_states, EngineCoreOutput).get
         self._defaults = self._llm.model_config.get_diff_sampling_param()
         self._vocabulary = self._llm.model_config.get_vocab_size()
         self._parsers = Parsers(
