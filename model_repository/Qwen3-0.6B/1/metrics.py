@@ -32,7 +32,7 @@ LOAD_GAUGES = (
     "vllm:kv_cache_usage_perc",
 )
 OWN = "stub"  # the label of what each stub says for itself
-FAST = (*LOAD_GAUGES, "tritonstream:engine_alive", "tritonstream:engine_stalled_seconds")
+FAST = ("vllm:num_requests_running", "vllm:num_requests_waiting", "tritonstream:engine_alive")
 
 
 class Port(Protocol):
