@@ -99,7 +99,7 @@ class Session:
             self._pump.start()
         if not isinstance(self.runner, WorkerRunner):
             target = self.settings.target
-            self.watch = Watch(url=self.settings.metrics_url, model=target.model, pid=self.settings.watch_pid)
+            self.watch = Watch(urls=self.settings.metrics_urls, model=target.model, pid=self.settings.watch_pid)
             self._looking = gevent.spawn(self._look)
 
     def stop(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from locust import events
 from locust.argument_parser import LocustArgumentParser
@@ -31,7 +32,7 @@ class Settings:
     seed: int = 0
     rate_per_user: float = 1.0
     arrivals: Kind = "poisson"
-    metrics_url: str = ""
+    metrics_urls: tuple[str, ...] = ()
     watch_pid: int | None = None
     options: argparse.Namespace = field(repr=False, default_factory=argparse.Namespace)
 
@@ -61,25 +62,37 @@ class Settings:
             seed=options.seed,
             rate_per_user=options.rate_per_user,
             arrivals=options.arrivals,
-            metrics_url=options.metrics_url or _metrics_url(api, host),
+            metrics_urls=(options.metrics_url,) if options.metrics_url else _metrics_urls(api, host),
             watch_pid=options.watch_pid or None,
             options=options,
         )
 
 
-def _metrics_url(api: str, host: str) -> str:
-    """Where the server's metrics are unless told otherwise: Triton's are a port above its gRPC's."""
+def _metrics_urls(api: str, host: str) -> tuple[str, ...]:
+    """Where the engine's metrics may be: an HTTP host's own page, or Triton's behind it; of Triton the port above."""
+    try:
+        parts = urlsplit(host if api == "openai" else f"http://{host.rpartition('://')[2]}")
+        name, port = parts.hostname, parts.port
+    except ValueError:
+        return ()
+    if not name:
+        return ()
+    name = f"[{name}]" if ":" in name else name
     if api == "openai":
-        return f"{host.rstrip('/').removesuffix('/v1')}/metrics"
-    name, _, port = host.rpartition("://")[2].rstrip("/").rpartition(":")
-    return f"http://{name}:{int(port) + 1}/metrics" if name and port.isdecimal() else ""
+        own = f"{host.rstrip('/').removesuffix('/v1')}/metrics"
+        return own, f"http://{name}:{TRITON_METRICS_PORT}/metrics"
+    return (f"http://{name}:{port + 1}/metrics",) if port else ()
 
 
+TRITON_METRICS_PORT = 8002
 DEFAULT_TOKENS = 128
 _SLO_HELP = (
     "e.g. 'ttft_p95<800ms, itl_p99<60ms, error_rate<1%%': judged at the end; the exit code is 1 if one is broken"
 )
-_METRICS_HELP = "Prometheus page with the server's queue time; default: port 8002 beside a gRPC host, /metrics of HTTP"
+_METRICS_HELP = (
+    "Prometheus page with vLLM's queue time; default: the port above a gRPC host's; /metrics of an HTTP one, or else "
+    "port 8002 there, which is Triton's"
+)
 
 
 @events.init_command_line_parser.add_listener

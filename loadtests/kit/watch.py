@@ -38,9 +38,12 @@ def read(page: str, name: str, model: str) -> float | None:
 
 @dataclass(slots=True, kw_only=True)
 class Watch:
-    """One server, asked once a second. `memory` holds bytes by second since the first look."""
+    """One server, asked once a second. `memory` holds bytes by second since the first look.
 
-    url: str
+    Of the pages at `urls` it is the first one that tells of a queue.
+    """
+
+    urls: tuple[str, ...]
     model: str
     pid: int | None
     memory: list[int] = field(default_factory=list)
@@ -62,16 +65,22 @@ class Watch:
         return queued
 
     def _page(self) -> str:
-        if not self.url:
-            return ""
-        try:
-            with urlopen(self.url, timeout=5) as answer:
-                return str(answer.read().decode(errors="replace"))
-        except OSError as error:
-            if not self._told:
-                log.warning("no queue time: %s cannot be read (%s)", self.url, error)
-                self._told = True
-            return ""
+        said = []
+        for url in self.urls:
+            try:
+                with urlopen(url, timeout=5) as answer:
+                    page = str(answer.read().decode(errors="replace"))
+            except OSError as error:
+                said.append(f"{url} cannot be read ({error})")
+                continue
+            if QUEUE in page:
+                self.urls = (url,)
+                return page
+            said.append(f"{url} does not show {QUEUE}")
+        if said and not self._told:
+            log.warning("no queue time: %s; --metrics-url names the page that does", ", ".join(said))
+            self._told = True
+        return ""
 
     def _tree(self) -> int:
         """What the process and its children hold in memory; 0 when it is gone."""

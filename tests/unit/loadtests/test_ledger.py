@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loadtests.kit import report, slo, watch
+from loadtests.kit import report, slo
 from loadtests.kit.histogram import Histogram
 from loadtests.kit.ledger import Ledger
 from loadtests.kit.talk import Outcome, Pulse, Seen, Target
@@ -134,23 +134,6 @@ def test_a_busy_generator_says_so() -> None:
     assert any(
         line.startswith("GENERATOR AT ITS LIMIT") for line in report.lines(report.make(ledger, SETTINGS, [], []))
     )
-
-
-def test_memory_grows_from_the_second_quarter_on() -> None:
-    """The first quarter is warm-up; outliers do not count."""
-    assert watch.growth([10, 50, 100, 100, 900, 105, 110, 110]) == pytest.approx(0.1)
-    assert watch.growth([100, 200]) is None
-
-
-def test_a_metric_is_the_models_own() -> None:
-    """Of several models on one page only the one that is asked counts; without a name, all."""
-    page = (
-        "# TYPE q counter\n"
-        'q_sum{model="a",version="1"} 2.5\nq_sum{model="b",version="1"} 4\nq_summary{model="a"} 9\nother 1\n'
-    )
-    assert watch.read(page, "q_sum", "a") == 2.5
-    assert watch.read(page, "q_sum", "") == 6.5
-    assert watch.read(page, "nothing", "") is None
 
 
 def test_locust_is_not_here() -> None:
