@@ -13,9 +13,11 @@ import itertools
 import logging
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 import gevent
+from gevent.pool import Group
 from locust import events
 from locust.env import Environment
 from locust.exception import StopTest
@@ -50,6 +52,8 @@ class Session:
         self._looking: gevent.Greenlet[..., Any] | None = None
         self._users = itertools.count()
         self._finished: set[str] = set()
+        self._asked = Group()
+        self.ending = False
 
     @staticmethod
     def of(environment: Environment) -> Session:
@@ -86,6 +90,17 @@ class Session:
         rows.note(self._environment, self.settings.target.api, name, seen)
         return seen
 
+    def spawn(self, ask: Callable[..., Seen], *arguments: Any, **named: Any) -> None:
+        """Ask on a greenlet that outlives its user: a rate that falls must not cut off what was asked before."""
+        self._asked.spawn(ask, *arguments, **named)
+
+    def drain(self) -> None:
+        """Wait for what was spawned, as long as locust waits for its users; then it is unfinished."""
+        try:
+            self._asked.join(self._environment.stop_timeout or 0)
+        finally:
+            self._asked.kill()
+
     def start(self) -> None:
         """A test begins."""
         options = self._environment.parsed_options
@@ -93,7 +108,7 @@ class Session:
         options.host = self._environment.host or options.host
         self.settings = Settings.of(options)
         self.ledger, self.steps, self._users = Ledger(), [], itertools.count()
-        self._finished = set()
+        self._finished, self._asked, self.ending = set(), Group(), False
         if not isinstance(self.runner, MasterRunner):
             self._pump = Pump(self.settings.target, self._beat)
             self._pump.start()
@@ -104,6 +119,7 @@ class Session:
 
     def stop(self) -> None:
         """A test is over: its users are gone, and on a master all workers' books are in."""
+        self.drain()  # a process that had no user left when the test ended has not waited yet
         if self._looking is not None:
             self._looking.kill()
             self._look_once()
@@ -120,8 +136,13 @@ class Session:
             if self.settings.objectives:
                 self._environment.process_exit_code = 0 if found["slo"]["kept"] and not self.runner.exceptions else 1
 
-    def finish_workers(self) -> None:
-        """Let every worker finish what it has begun and send its books; on the master, before locust stops."""
+    def end(self) -> None:
+        """A test begins to end, on a master with its workers."""
+        self.ending = True
+        self._finish_workers()
+
+    def _finish_workers(self) -> None:
+        """Let every worker finish what it has begun and send its books, before locust stops."""
         runner = self.runner
         if not isinstance(runner, MasterRunner):
             return
@@ -237,7 +258,7 @@ def _start(environment: Environment, **_: Any) -> None:
 
 @events.test_stopping.add_listener
 def _stopping(environment: Environment, **_: Any) -> None:
-    Session.of(environment).finish_workers()
+    Session.of(environment).end()
 
 
 @events.test_stop.add_listener

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 import gevent
-from gevent.pool import Group
 from locust import User, task
 from locust.env import Environment
 
@@ -102,7 +101,6 @@ class OpenUser(StreamUser):
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
-        self._asked = Group()
         self._arrivals: Iterator[float] | None = None
         self._due = 0.0
 
@@ -114,16 +112,14 @@ class OpenUser(StreamUser):
         gevent.sleep(max(0.0, self._due - time.monotonic()))
 
     def on_stop(self) -> None:
-        """Let what was asked end, as long as locust waits for its users."""
-        try:
-            self._asked.join(self.environment.stop_timeout or 0)
-        finally:
-            self._asked.kill()
+        """Wait for what was asked if the test ends; a rate that falls waits for no answer, and cuts none off."""
+        if self.session.ending:
+            self.session.drain()
 
     @task
     def arrive(self) -> None:
         """Ask what is due now, without waiting for the answer."""
-        self._asked.spawn(self.ask, self.questions.next(), due=self._due)
+        self.session.spawn(self.ask, self.questions.next(), due=self._due)
 
     def wait_time(self) -> float:
         """The time until the next one is due; none when that has passed already."""
