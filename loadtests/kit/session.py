@@ -236,8 +236,12 @@ def _init(environment: Environment, runner: Runner, web_ui: Any = None, **_: Any
             if running:
                 session.finish()  # the books, while there still is somebody who takes them
         else:
-            if running:
-                runner.stop()  # locust would do it after it has chosen its exit code
+            if running:  # locust would stop after it has chosen its exit code
+                if isinstance(runner, MasterRunner):
+                    # They have finished, and quit when locust tells them; told to stop, they would stay on for minutes.
+                    runner.stop(send_stop_to_client=False)
+                else:
+                    runner.stop()
             session.judged()
             if environment.parsed_options is not None and environment.parsed_options.csv_prefix:
                 gevent.sleep(CSV_STATS_INTERVAL_SEC + 0.1)  # locust writes its CSV once a second, but not at the end
