@@ -44,10 +44,11 @@ CHARTS = (
 
 
 def fragment(ledger: Ledger) -> str:
-    """All charts, as HTML."""
+    """All charts, and where the generator was at its limit, as HTML."""
     points = report.timeline(ledger)
     drawn = "".join(_svg(chart, points) for chart in CHARTS)
-    return f'<section {SECTION} style="font:13px sans-serif;padding:1em"><h2>Streaming</h2>{drawn}</section>'
+    limits = "".join(f"<p><b>{report.LIMIT} {html.escape(limit)}</b></p>" for limit in report.limits(ledger))
+    return f'<section {SECTION} style="font:13px sans-serif;padding:1em"><h2>Streaming</h2>{limits}{drawn}</section>'
 
 
 def _svg(chart: Chart, points: Sequence[dict[str, float]]) -> str:

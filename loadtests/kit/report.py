@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 SETTLE = 0.25  # of a step: the answers that end in it were asked for in the step before
 TIMELINE_POINTS = 300
+LIMIT = "GENERATOR AT ITS LIMIT:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +175,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         told.append("knee: not within this ramp")
     if (grown := found["memory"]["growth"]) is not None:
         told.append(f"memory: {found['memory']['bytes'][-1] / 1e6:,.0f} MB, {grown:+.1%} since the second quarter")
-    told += [f"GENERATOR AT ITS LIMIT: {limit}" for limit in found["generator"]["limits"]]
+    told += [f"{LIMIT} {limit}" for limit in found["generator"]["limits"]]
     return [*told, *found["slo"]["told"]]
 
 
