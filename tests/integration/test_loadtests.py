@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -21,19 +20,13 @@ from tests.support import loadtests, processes, servers
 from tests.support.loadtests import LoadTest, load_test, ran
 from tests.support.metrics import eventually
 from tests.support.servers import NARROW, TINY, Triton
-from tools import generators, server
+from tools import gateway, generators, server
 
 WITHIN = 60.0
-UNREACHABLE, DIED = "ServerUnavailable (network)", "DriverDied"
+UNREACHABLE, LATE, DIED = "ServerUnavailable (network)", "DeadlineExceeded (network)", "DriverDied"
 SUCCESSES = "vllm:request_success_total"
 
-pytestmark = [
-    pytest.mark.timeout(400),
-    pytest.mark.skipif(
-        "TRITONSTREAM_LOAD_TESTS" not in os.environ,
-        reason="two minutes and a quiet machine; TRITONSTREAM_LOAD_TESTS=1 runs them",
-    ),
-]
+pytestmark = pytest.mark.timeout(400)
 
 
 def of_triton(triton: Triton, model: str = TINY) -> list[str]:
@@ -47,6 +40,18 @@ async def ended(run: LoadTest, *, requests: int = 0, failures: int = 0) -> int:
     return await asyncio.to_thread(run.end)
 
 
+def check_totals(run: LoadTest, *, at_least: int) -> int:
+    """Assert that nothing failed, and that locust's rows and the result say the same; returns how many there were."""
+    requests = run.result["requests"]
+    assert requests["failed"] == requests["unfinished"] == 0
+    complete = int(requests["complete"])
+    assert complete >= at_least
+    assert int(run.rows["Aggregated"]["Request Count"]) == complete
+    assert int(run.rows["answer"]["Request Count"]) == complete
+    assert sum(point["completed"] for point in run.result["timeline"]) == pytest.approx(complete)
+    return complete
+
+
 async def test_two_workers_count_what_the_server_counts(triton: Triton, tmp_path: Path) -> None:
     """Every answer of two processes is once in locust's rows, once in the result and once in the server's counter."""
     await triton.settled(within=WITHIN)
@@ -57,12 +62,7 @@ async def test_two_workers_count_what_the_server_counts(triton: Triton, tmp_path
     with load_test("steady", triton.grpc, tmp_path, *arguments) as run:
         code = await ended(run, requests=30)
     assert code == 0, run.output
-    requests = run.result["requests"]
-    assert requests["failed"] == requests["unfinished"] == 0
-    complete = requests["complete"]
-    assert complete >= 30
-    assert int(run.rows["Aggregated"]["Request Count"]) == complete
-    assert int(run.rows["answer"]["Request Count"]) == complete
+    complete = check_totals(run, at_least=30)
     await triton.settled(within=WITHIN)
     assert triton.gauge(SUCCESSES) - before == complete
     # Streaming's measures are rows of locust's own, and charts in its report; "Aggregated" knows nothing of them.
@@ -77,7 +77,21 @@ async def test_two_workers_count_what_the_server_counts(triton: Triton, tmp_path
     assert run.result["measures"]["ttft"]["max"] * 1e3 == pytest.approx(
         float(run.rows["answer: TTFT ms"]["Max Response Time"])
     )
-    assert sum(point["completed"] for point in run.result["timeline"]) == pytest.approx(complete)
+
+
+async def test_workers_of_a_master_elsewhere_add_up_as_well(triton: Triton, tmp_path: Path) -> None:
+    """Started each by its own command, as on several machines: the master alone knows what is asked, and counts all."""
+    await triton.settled(within=WITHIN)
+    before, port = triton.gauge(SUCCESSES), str(server.free_port())
+    arguments = ["--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--expect-workers", "2"]
+    arguments += [*of_triton(triton), "-u", "4", "-r", "4", "-s", "60"]
+    arguments += ["--prompts", str(loadtests.known(tmp_path)), "--max-tokens", "16"]
+    with load_test("steady", triton.grpc, tmp_path, *arguments) as run, loadtests.workers("steady", 2, port) as workers:
+        assert await ended(run, requests=10) == 0, run.output
+        await asyncio.to_thread(workers.wait)
+    complete = check_totals(run, at_least=10)
+    await triton.settled(within=WITHIN)
+    assert triton.gauge(SUCCESSES) - before == complete
 
 
 async def test_an_open_loop_does_not_wait_for_answers(triton: Triton, tmp_path: Path) -> None:
@@ -94,6 +108,20 @@ async def test_an_open_loop_does_not_wait_for_answers(triton: Triton, tmp_path: 
     assert requests["unfinished"] > 2 * users, run.output
     assert code == 0, run.output  # nothing failed, and no objective was given
     await eventually(lambda: triton.load() == 0, "who was left waiting is aborted")
+
+
+async def test_bursts_wait_for_nobody_and_cut_nobody_off(triton: Triton, tmp_path: Path) -> None:
+    """A rate that falls while nobody is answered leaves open what was asked, and rises again when it is due."""
+    arguments = [*of_triton(triton), "--max-tokens", "4", "--bursts", "2", "--period", "6", "--burst-seconds", "2"]
+    arguments += ["--base-rate", "1", "--burst-rate", "8", "-s", "3"]
+    with load_test("burst", triton.grpc, tmp_path, *arguments) as run:
+        with triton.engine_paused(TINY):
+            await eventually(lambda: run.output.count("updating to 8 users") == 2, "both bursts came", WITHIN)
+            assert run.counted == (0, 0)
+        code = await asyncio.to_thread(run.wait)
+    assert code == 0, run.output
+    complete = check_totals(run, at_least=8)
+    assert sum(point["offered"] for point in run.result["timeline"]) == pytest.approx(complete)
 
 
 async def test_leaving_readers_are_counted_apart(triton: Triton, tmp_path: Path) -> None:
@@ -147,18 +175,35 @@ async def test_a_wrong_model_is_named(triton: Triton, tmp_path: Path) -> None:
     assert "BROKEN  error_rate<50%  (100.000%)" in run.output
 
 
-async def test_five_hundred_users_and_nobody_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["", "http://"], ids=["grpc", "openai"])
+async def test_five_hundred_users_and_nobody_there(scheme: str, tmp_path: Path) -> None:
     """An unreachable port fails each of them, again and again, and hangs none."""
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
     arguments = ["-u", "500", "-r", "500", "--slo", "error_rate<1%"]
-    with load_test("steady", f"127.0.0.1:{port}", tmp_path, *arguments) as run:
+    with load_test("steady", f"{scheme}127.0.0.1:{server.free_port()}", tmp_path, *arguments) as run:
         code = await ended(run, requests=1_000)
     assert code == 1, run.output
     requests = run.result["requests"]
     assert requests["failed"] == requests["requests"] > 0
     assert list(run.result["errors"]) == [UNREACHABLE]
     assert int(run.rows["Aggregated"]["Failure Count"]) == requests["failed"]
+
+
+async def test_five_hundred_users_of_a_server_that_freezes(tmp_path: Path) -> None:
+    """In the midst of their answers: each waits as long as a request may take, and goes on when the server does."""
+    arguments = ["-u", "500", "-r", "500", "--deadline", "2", "--model", "any"]
+    with generators.fast_server(1, tokens=8, pace=0.1) as url:
+        (frozen,) = (one for one in psutil.Process().children() if "tools.fastserver" in one.cmdline())
+        with load_test("steady", url, tmp_path, *arguments) as run:
+            await eventually(lambda: run.counted[0] > 500, "there are answers", WITHIN)
+            assert run.counted[1] == 0
+            frozen.suspend()
+            await eventually(lambda: run.counted[1] >= 500, "they failed", WITHIN)
+            frozen.resume()
+            requests, failures = run.counted
+            await eventually(lambda: run.counted[0] - run.counted[1] > requests - failures + 500, "they go on", WITHIN)
+            await asyncio.to_thread(run.end)
+    assert list(run.result["errors"]) == [LATE]
+    assert run.result["requests"]["unfinished"] == 0
 
 
 async def test_the_receiving_process_may_die(triton: Triton, tmp_path: Path) -> None:
@@ -231,37 +276,6 @@ async def test_one_core_receives_eight_thousand_messages_a_second() -> None:
     raise AssertionError(f"less than 8,000 messages per CPU second: {speeds}")
 
 
-@pytest.fixture(scope="module")
-def doomed(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, nothing_left: set[Path]
-) -> Iterator[tuple[Triton, str, subprocess.Popen[bytes]]]:
-    """A Triton and a `vllm serve` of their own, started at once, to be killed; the latter with its URL."""
-    folder, port = tmp_path_factory.mktemp("doomed"), server.free_port()
-    engine = servers.ENGINE | {"model": str(tiny_model)}
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_model)]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", TINY, "--enforce-eager"]
-    command += ["--dtype", "bfloat16", "--max-model-len", str(engine["max_model_len"]), "--max-num-seqs", "64"]
-    with (folder / "vllm.log").open("wb") as log:
-        vllm = subprocess.Popen(
-            command, env={**os.environ, **servers.ENVIRONMENT}, stdout=log, stderr=log, start_new_session=True
-        )
-    family: list[psutil.Process] = []
-    try:
-        with servers.serving(folder / "repository", {TINY: engine}) as triton:
-            ready = _page(f"http://127.0.0.1:{port}")
-            asyncio.run(eventually(lambda: TINY in ready("/v1/models"), "vLLM is ready", servers.READY_SECONDS))
-            marked = processes.marked(os.environ[processes.MARK])
-            nothing_left |= processes.shared_memory(marked)
-            family = [psutil.Process(vllm.pid), *psutil.Process(vllm.pid).children(recursive=True)]
-            yield triton, f"http://127.0.0.1:{port}", vllm
-    finally:
-        for process in family or [psutil.Process(vllm.pid)]:
-            if process.is_running():
-                process.kill()
-        vllm.wait()
-        print((folder / "vllm.log").read_text(errors="replace")[-3_000:])
-
-
 def check_killed(run: LoadTest, users: int) -> None:
     """Assert that every open request failed by its kind, and every new one, and nobody hangs."""
     requests = run.result["requests"]
@@ -272,16 +286,18 @@ def check_killed(run: LoadTest, users: int) -> None:
     assert run.result["slo"]["kept"] is False
 
 
-async def test_an_openai_server_is_loaded_over_sse_until_it_is_killed(
-    doomed: tuple[Triton, str, subprocess.Popen[bytes]], tmp_path: Path
-) -> None:
+async def test_a_gateway_is_loaded_over_sse_until_it_is_killed(triton: Triton, tmp_path: Path) -> None:
     """The same rows over SSE, in conversations that go on from what it answered; its death ends no load test."""
-    _, url, vllm = doomed
-    arguments = ["-u", "4", "-r", "4", "--max-tokens", "24", "--slo", "error_rate<1%"]
-    with load_test("chat", url, tmp_path, *arguments) as run:
-        await eventually(lambda: run.counted[0] - run.counted[1] >= 10, "there are answers", WITHIN)
-        vllm.kill()
-        code = await ended(run, failures=12)
+    arguments = [*of_triton(triton), "-u", "4", "-r", "4", "--max-tokens", "24", "--slo", "error_rate<1%"]
+    log = tmp_path / "gateway.log"
+    with gateway.launch(
+        triton.grpc, triton.server.metrics_url, log=log, grace=5, arguments=["--workers", "1"]
+    ) as front:
+        front.wait_ready()
+        with load_test("chat", front.url, tmp_path, *arguments) as run:
+            await eventually(lambda: run.counted[0] - run.counted[1] >= 10, "there are answers", WITHIN)
+            front.kill()
+            code = await ended(run, failures=12)
     assert code == 1, run.output
     check_killed(run, 4)
     complete = run.result["requests"]["complete"]
@@ -289,18 +305,20 @@ async def test_an_openai_server_is_loaded_over_sse_until_it_is_killed(
     assert int(run.rows["Aggregated"]["Request Count"]) == run.result["requests"]["requests"]
     assert run.result["tokens"]["prompt"] > run.result["tokens"]["output"] == 24 * complete
     assert int(run.rows["server: queue time ms"]["Request Count"]) > 0
+    await eventually(lambda: triton.load() == 0, "nothing runs for who was cut off")
 
 
 async def test_a_triton_that_is_killed_ends_no_load_test(
-    doomed: tuple[Triton, str, subprocess.Popen[bytes]], tmp_path: Path
+    tiny_model: Path, nothing_left: set[Path], tmp_path: Path
 ) -> None:
     """In the midst of long answers of sixteen users."""
-    triton, _, _ = doomed
     arguments = ["-u", "16", "-r", "16", "--prompts", str(loadtests.endless(tmp_path))]
     arguments += ["--max-tokens", "100", "--slo", "error_rate<1%"]
-    with load_test("steady", triton.grpc, tmp_path, *arguments) as run:
-        await eventually(lambda: run.counted[0] - run.counted[1] >= 1, "there are answers", WITHIN)
-        triton.server.kill()
-        code = await ended(run, failures=32)
+    with servers.serving(tmp_path / "repository", {TINY: servers.ENGINE | {"model": str(tiny_model)}}) as doomed:
+        nothing_left |= processes.shared_memory(processes.marked(os.environ[processes.MARK]))
+        with load_test("steady", doomed.grpc, tmp_path, *arguments) as run:
+            await eventually(lambda: run.counted[0] - run.counted[1] >= 1, "there are answers", WITHIN)
+            doomed.server.kill()
+            code = await ended(run, failures=32)
     assert code == 1, run.output
     check_killed(run, 16)

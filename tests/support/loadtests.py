@@ -105,3 +105,29 @@ def ran(scenario: str, host: str, folder: Path, *arguments: str) -> tuple[int, L
     """Run a scenario to its end; returns its exit code and what it left."""
     with load_test(scenario, host, folder, *arguments) as run:
         return run.wait(), run
+
+
+@dataclass
+class Workers:
+    """Locust's workers, started each by its own command."""
+
+    processes: list[subprocess.Popen[bytes]]
+
+    def wait(self) -> None:
+        """Wait for their end, which comes with their master's."""
+        for process in self.processes:
+            assert process.wait(END_SECONDS) == 0
+
+
+@contextmanager
+def workers(scenario: str, count: int, port: str) -> Iterator[Workers]:
+    """Start so many workers of the master at this port, and kill those that are still there at the end."""
+    command = [sys.executable, "-m", "locust", "-f", f"loadtests/{scenario}.py", "--worker", "--master-port", port]
+    started = Workers([subprocess.Popen(command, cwd=ROOT) for _ in range(count)])
+    try:
+        yield started
+    finally:
+        for process in started.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
