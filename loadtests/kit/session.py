@@ -115,6 +115,7 @@ class Session:
         if not isinstance(self.runner, WorkerRunner):
             target = self.settings.target
             self.watch = Watch(urls=self.settings.metrics_urls, model=target.model, pid=self.settings.watch_pid)
+            self._look_once()  # what was counted before is not of this test
             self._looking = gevent.spawn(self._look)
 
     def stop(self) -> None:
@@ -191,8 +192,8 @@ class Session:
 
     def _look(self) -> None:
         while True:
-            self._look_once()
             gevent.sleep(LOOK_SECONDS)
+            self._look_once()
 
     def _look_once(self) -> None:
         assert self.watch is not None and self.settings is not None
