@@ -1,10 +1,10 @@
 """Steps of the engine that wait to be read: what several of them gave one request is read at once.
 
-Read by engine.py. Reading one output of a step (statistics, detokenizing, a delta, a mailbox) takes some 40 µs under the
-interpreter lock, nearly all of it whether the output holds one token or five. So where the engine's next step is here
-already, what a request got from this one moves on to that one. Nothing is waited for: who keeps up with the engine reads
-each step alone. A first token stays where it is, and so does all that belongs to a single token: logprobs, what may
-complete a stop string, the reason why an answer ended.
+Read by engine.py. Reading one output of a step (statistics, detokenizing, a delta, a mailbox) takes some 40 µs under
+the interpreter lock, nearly all of it whether the output holds one token or five. So where the engine's next step is
+here already, what a request got from this one moves on to that one. Nothing is waited for: who keeps up with the engine
+reads each step alone. A first token stays where it is, and so does all that belongs to a single token: logprobs, what
+may complete a stop string, the reason why an answer ended.
 """
 
 from __future__ import annotations

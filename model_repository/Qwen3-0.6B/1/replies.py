@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 SENDERS = 8  # 32 were slower than 8 on 16 cores
 # is_cancelled() is a round trip like send(): 640 of them a second beside 380 tokens took the CPU seconds of stub and
 # server per 1,000 tokens from 0.23 to 0.40 on two cores. So all open requests are asked once in 50 ms where they are
-# few, less often where they are many, and never less than in 200 ms. One right after the other: spread over the round, 64
-# requests took 0.05 cores more, for each of them woke server and stub anew.
+# few, less often where they are many, and never less than in 200 ms. One right after the other: spread over the round,
+# 64 requests took 0.05 cores more, for each of them woke server and stub anew.
 WATCH_SECONDS, WATCH_SECONDS_EACH, WATCH_SECONDS_MOST = 0.05, 0.006, 0.2
 WATCH_SECONDS_LEAST = 0.01  # between two rounds, however long one takes
 FIRSTS_IN_A_ROW = 3  # so many first replies may go ahead before one of those that go on: first tokens starve nobody

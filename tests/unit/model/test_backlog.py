@@ -1,4 +1,4 @@
-"""backlog.py: what waits is joined token by token's number, and nothing else is; vLLM's types stand in by their shape."""
+"""backlog.py: tokens that wait are joined, and nothing else is. What vLLM gives is here by its shape alone."""
 
 from __future__ import annotations
 
