@@ -5,13 +5,13 @@ $(error Python 3.11 or 3.12 is needed, and none is on PATH)
 endif
 VENV := .venv/bin
 
-# make serve MODEL=/a/folder PORT=8000 GRPC_PORT=8001 METRICS_PORT=8002 VARIANT=fp16 HOST=127.0.0.1 NAME=… INSTANCES=1 \
+# make serve MODEL=/a/folder PORT=8000 GRPC_PORT=8001 METRICS_PORT=8002 VARIANT=awq HOST=127.0.0.1 NAME=… INSTANCES=1 \
 #            GATEWAY=0 GATEWAY_PORT=9000
 PORT ?= 8000
 HTTP_PORT ?= $(PORT)
 GRPC_PORT ?= $(shell expr $(HTTP_PORT) + 1)
 METRICS_PORT ?= $(shell expr $(HTTP_PORT) + 2)
-VARIANT ?= fp16
+VARIANT ?=
 HOST ?= 127.0.0.1
 INSTANCES ?= 1
 GATEWAY ?= 1
@@ -67,4 +67,4 @@ lock: ## resolve requirements/*.in into the locks anew
 	@$(PYTHON) -m tools.environment lock
 
 clean: ## remove .venv, caches and build
-	rm -rf .venv .cache build .mypy_cache .pytest_cache .ruff_cache *.egg-info client/*.egg-info
+	rm -rf .venv .venv-quantize .cache build .mypy_cache .pytest_cache .ruff_cache *.egg-info client/*.egg-info

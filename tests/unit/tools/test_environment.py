@@ -81,6 +81,19 @@ def test_another_kind_of_machine_needs_another_server(checkout: Path, built: lis
     assert built == [{"server"}]
 
 
+def test_what_quantizes_has_an_environment_of_its_own(checkout: Path, built: list[set[str]]) -> None:
+    """Beside the server's, which stays as it is; the project is not installed in it."""
+    stamp(checkout, Plan("cpu", dev=True))
+    plan = Plan("quantize", dev=False)
+    assert ensure(plan, checkout) == checkout / ".venv-quantize"
+    assert built == [{"python", "server"}]
+    (checkout / ".venv-quantize").mkdir()
+    (checkout / ".venv-quantize" / "tritonstream.json").write_text(json.dumps(plan.wanted(checkout)), encoding="utf-8")
+    ensure(plan, checkout)
+    ensure(Plan("cpu", dev=True), checkout)
+    assert len(built) == 1
+
+
 def test_a_broken_stamp_is_no_stamp(checkout: Path, built: list[set[str]]) -> None:
     """An interrupted run may leave anything."""
     stamp(checkout, Plan("cpu", dev=False))
@@ -125,7 +138,7 @@ def test_a_failing_step_shows_the_end_of_its_log(tmp_path: Path) -> None:
         environment._run(command, "installing", log)
 
 
-@pytest.mark.parametrize("name", ["server-cpu", "server-gpu", "client", "dev"])
+@pytest.mark.parametrize("name", ["server-cpu", "server-gpu", "client", "quantize", "dev"])
 def test_locks_are_full_and_plain(name: str) -> None:
     """Every line is a name and an exact version: no URL, no range, nothing twice."""
     lock = ROOT / "requirements" / f"{name}.txt"
