@@ -70,6 +70,7 @@ def run(plan: Plan) -> Iterator[Finding]:
         yield disk(folder)
     if plan.model is not None:
         yield weights(plan.model)
+        yield variant(plan)
     if plan.gpu:
         yield gpu(plan.variant, configs.gpu_capability())
     else:
@@ -159,6 +160,16 @@ def weights(folder: Path) -> Finding:
             said, _, remedy = str(error).partition("; ")
         return Finding("model", False, str(error) if not remedy else said, remedy)
     return Finding("model", True, str(folder))
+
+
+def variant(plan: Plan) -> Finding:
+    """The weights are those that the variant serves, and there is a kernel for them here."""
+    try:
+        configs.check_weights(configs.variant_named(plan.variant), str(plan.model), cpu=not plan.gpu)
+    except configs.BadConfig as error:
+        said, _, remedy = str(error).rpartition(": ")
+        return Finding("variant", False, said, remedy)
+    return Finding("variant", True, plan.variant)
 
 
 def port_free(host: str, port: int) -> Finding:

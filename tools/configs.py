@@ -140,6 +140,7 @@ def build(
     config.instance_group.append(ModelInstanceGroup(kind=ModelInstanceGroup.KIND_MODEL, count=instances))
     arguments = arguments_of(variant, engine_args)
     config.parameters["engine_args"].string_value = json.dumps(arguments, ensure_ascii=False)
+    config.parameters[load(module="weights").VARIANT].string_value = variant.name
     if tool_call_parser is None:
         tool_call_parser = "" if "model" in (engine_args or {}) else variant.tool_call_parser
     if tool_call_parser:
@@ -178,10 +179,9 @@ def known_arguments() -> frozenset[str] | None:
 
     Read from the source of `vllm.engine.arg_utils`: to import it takes 10 s and more.
     """
-    found = importlib.util.find_spec("vllm")
-    if found is None or found.origin is None:
+    source = vllm_source("engine/arg_utils.py")
+    if source is None:
         return None
-    source = (Path(found.origin).parent / "engine" / "arg_utils.py").read_text(encoding="utf-8")
     classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
     return frozenset(
         field.target.id
@@ -189,6 +189,12 @@ def known_arguments() -> frozenset[str] | None:
         for field in classes[name].body
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
     )
+
+
+def vllm_source(file: str) -> str | None:
+    """The text of a file of the installed vLLM, or None without one."""
+    found = importlib.util.find_spec("vllm")
+    return None if found is None or found.origin is None else (Path(found.origin).parent / file).read_text("utf-8")
 
 
 def check_arguments(arguments: Iterable[str], known: frozenset[str] | None) -> None:
@@ -260,19 +266,55 @@ def export(
     check_arguments(arguments, known_arguments())
     if capability is not None:
         check_capability(chosen, arguments, capability)
-    folder = to / name
+    check_weights(chosen, str(arguments["model"]), cpu=False)
+    parts = [model / "1", model / "weights"] if str(arguments["model"]).startswith("./") else [model / "1"]
+    folder = _new_folder(to / name, parts, link=link)
+    config = build(chosen, name, engine_args, instances, tool_call_parser=tool_call_parser, lora_modules=lora_modules)
+    (folder / "config.pbtxt").write_text(render(config), encoding="utf-8")
+    return folder
+
+
+def export_variants(name: str, to: Path, engine_args: Mapping[str, Mapping[str, Any]], *, instances: int = 1) -> Path:
+    """Make `to`/`name`, a model folder with a configuration for each variant, as `--model-config-name` picks them.
+
+    `engine_args` holds each variant's, laid over its own, the weights' folder as `model` among them. The code is linked
+    to. Returns the folder. Raises BadConfig as `export` does.
+    """
+    built = {variant: build(variant_named(variant), name, own, instances) for variant, own in engine_args.items()}
+    folder = _new_folder(to / name, [MODEL / "1"], link=True)
+    (folder / "configs").mkdir()
+    for variant, config in built.items():
+        (folder / "configs" / f"{variant}.pbtxt").write_text(render(config), encoding="utf-8")
+    (folder / "config.pbtxt").write_text(render(next(iter(built.values()))), encoding="utf-8")
+    return folder
+
+
+def _new_folder(folder: Path, parts: Iterable[Path], *, link: bool) -> Path:
     if folder.exists():
         raise BadConfig(f"{folder} exists: remove it, or choose another name")
     folder.mkdir(parents=True)
-    parts = [model / "1", model / "weights"] if str(arguments["model"]).startswith("./") else [model / "1"]
     for part in parts:
         if link and part.exists():
             (folder / part.name).symlink_to(part.resolve(), target_is_directory=True)
         elif part.exists():
             shutil.copytree(part, folder / part.name, ignore=shutil.ignore_patterns("__pycache__"))
-    config = build(chosen, name, engine_args, instances, tool_call_parser=tool_call_parser, lora_modules=lora_modules)
-    (folder / "config.pbtxt").write_text(render(config), encoding="utf-8")
     return folder
+
+
+def check_weights(variant: Variant, model: str, *, cpu: bool) -> None:
+    """Refuse a folder whose weights the variant does not serve, or no CPU could. Raises BadConfig.
+
+    A model that lies in the model's own folder, or on the hub, is looked at when it is loaded.
+    """
+    if model.startswith("./") or not (Path(model) / "config.json").is_file():
+        return
+    module = load(module="weights")
+    try:
+        refusal = module.of_folder(Path(model)).refusal(variant.name, cpu=cpu)
+    except load(module="errors").ServingError as error:
+        raise BadConfig(str(error)) from error
+    if refusal:
+        raise BadConfig(f"{model}: {refusal}")
 
 
 app = typer.Typer(add_completion=False, help="Triton's configurations of the model, from one table.")

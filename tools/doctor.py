@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tools import checks, configs
+from tools import checks, configs, models
 from tools.environment import gpu_present
 from tools.server import LOOPBACK
 
@@ -19,15 +19,23 @@ def main(
     port: Annotated[int, typer.Option(help="first of the three ports: HTTP, gRPC, metrics")] = 8000,
     gateway_port: Annotated[int, typer.Option(help="of the gateway; 0: there is to be none")] = 9000,
     model: Annotated[str, typer.Option(help="folder of the model to be served")] = "",
-    variant: Annotated[str, typer.Option(help=f"one of {', '.join(configs.VARIANTS)}")] = configs.DEFAULT,
+    variant: Annotated[
+        str, typer.Option(help=f"one of {', '.join(configs.VARIANTS)}; default: what the model's weights are")
+    ] = "",
 ) -> None:
     """Check whether this machine can serve; exits with 1 when it cannot."""
+    folder = Path(model) if model else None
+    try:
+        variant = configs.variant_named(variant).name if variant else models.variant_of(folder)
+    except (configs.BadConfig, models.ModelUnavailable) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
     plan = checks.Plan(
         host=host,
         ports=(port, port + 1, port + 2, *((gateway_port,) if gateway_port else ())),
         gpu=gpu_present(),
         variant=variant,
-        model=Path(model) if model else None,
+        model=folder,
     )
     table = Table("", "check", "found", "what to do", box=None, pad_edge=False)
     failed = 0

@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import httpx
 
+from tools.contract import load
 from tools.progress import Progress
 
 QWEN = "Qwen/Qwen3-0.6B"
@@ -100,6 +101,17 @@ def parsers(folder: Path) -> tuple[str, str]:
     return ("qwen3", "hermes") if config.get("model_type") == "qwen3" else ("", "")
 
 
+def variant_of(folder: Path | None) -> str:
+    """The name of the variant that serves a folder's weights, by its quantization_config; without one the plain one."""
+    module = load(module="weights")
+    if folder is None or not (folder / "config.json").is_file():
+        return str(module.FULL)
+    try:
+        return str(module.of_folder(folder).variants[0])
+    except load(module="errors").ServingError as error:
+        raise ModelUnavailable(str(error)) from error
+
+
 def cache_home(environment: Mapping[str, str] = os.environ) -> Path:
     """Where made models are kept: TRITONSTREAM_CACHE, else `tritonstream` in the user's cache folder."""
     own = environment.get("TRITONSTREAM_CACHE")
@@ -121,15 +133,15 @@ def hub_answers() -> bool:
 
 def hub_cached() -> bool:
     """Whether Qwen3-0.6B lies complete in the hub's own cache."""
-    return _cached_qwen() is not None
+    return _cached(QWEN) is not None
 
 
-def _cached_qwen() -> Path | None:
+def _cached(name: str) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(QWEN, allow_patterns=list(HUB_PATTERNS), local_files_only=True))
+        folder = Path(snapshot_download(name, allow_patterns=list(HUB_PATTERNS), local_files_only=True))
         check_folder(folder)
     except (LocalEntryNotFoundError, ModelUnavailable):
         return None
@@ -138,17 +150,34 @@ def _cached_qwen() -> Path | None:
 
 def qwen(progress: Progress) -> Path:
     """Return Qwen3-0.6B's folder, downloaded from the hub where it is not there yet (1.5 GB)."""
-    if (folder := _cached_qwen()) is not None:
+    return from_hub(QWEN, "1.5 GB", progress)
+
+
+def from_hub(name: str, size: str, progress: Progress) -> Path:
+    """Return the folder of a model of the hub, downloaded where it is not there yet. Raises ModelUnavailable."""
+    if (folder := _cached(name)) is not None:
         return folder
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
 
-    progress.say(f"downloading {QWEN} (1.5 GB, once)")
+    progress.say(f"downloading {name} ({size}, once)")
     try:
-        folder = Path(snapshot_download(QWEN, allow_patterns=list(HUB_PATTERNS)))
+        folder = Path(snapshot_download(name, allow_patterns=list(HUB_PATTERNS)))
+    except HFValidationError as error:
+        raise ModelUnavailable(f"{name} is neither a folder nor the name of a model on the hub") from error
     except (OSError, httpx.HTTPError) as error:  # the hub's errors are OSErrors
-        raise ModelUnavailable(f"{QWEN} could not be downloaded: {error}; the next start goes on from here") from error
+        raise ModelUnavailable(f"{name} could not be downloaded: {error}; the next start goes on from here") from error
     check_folder(folder)
     return folder
+
+
+def folder_of(model: str, progress: Progress) -> Path:
+    """Return a model's folder: its own, or that of a model of the hub by its name. Raises ModelUnavailable."""
+    if Path(model).is_dir():
+        return Path(model)
+    if model.startswith((".", "/")):
+        raise ModelUnavailable(f"{model} is not a folder: give a folder with config.json and weights")
+    return from_hub(model, "its whole size", progress)
 
 
 def smollm2(progress: Progress, home: Path | None = None) -> Path:

@@ -73,7 +73,9 @@ class Signals:
 def main(
     model: Annotated[str, typer.Option(help="folder of a Hugging Face model; default: the best this machine has")] = "",
     name: Annotated[str, typer.Option(help="its name in Triton; default: its own")] = "",
-    variant: Annotated[str, typer.Option(help=f"one of {', '.join(configs.VARIANTS)}")] = configs.DEFAULT,
+    variant: Annotated[
+        str, typer.Option(help=f"one of {', '.join(configs.VARIANTS)}; default: what the model's weights are")
+    ] = "",
     instances: Annotated[int, typer.Option(min=1, help="stub processes that share the engine, for many streams")] = 1,
     repository: Annotated[str, typer.Option(help="serve this model repository as it is, all its models")] = "",
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 is every one")] = LOOPBACK,
@@ -90,19 +92,20 @@ def main(
     progress = Progress()
     gpu = gpu_present()
     ports = (http_port, grpc_port, metrics_port, *((gateway_port,) if with_gateway else ()))
-    plan = checks.Plan(host=host, ports=ports, gpu=gpu, variant=variant, model=Path(model) if model else None)
+    folder = Path(model) if model else None
     try:
-        configs.variant_named(variant)
+        variant = configs.variant_named(variant).name if variant else models.variant_of(folder)
+        plan = checks.Plan(host=host, ports=ports, gpu=gpu, variant=variant, model=folder)
         found = checks.failures(checks.run(plan))
         for failure in found:
             progress.say(f"error: {failure}")
         if found:
             raise typer.Exit(1)
         own = _given(Path(repository)) if repository else _made(plan, name, instances, progress)
-        with Signals(progress) as signals, own as (folder, served):
+        with Signals(progress) as signals, own as (repository_folder, served):
             log_path = Path(log) if log else Path(".cache", f"tritonserver-{http_port}.log").absolute()
             server = launch(
-                folder,
+                repository_folder,
                 http_port=http_port,
                 grpc_port=grpc_port,
                 metrics_port=metrics_port,

@@ -41,6 +41,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from . import weights
 from .backlog import Backlog
 from .chat import REFUSALS, TRUNCATION, Prompt, render
 from .contract import STRUCTURED_OUTPUTS, Delta, Request
@@ -101,11 +102,12 @@ class Engine:
         *,
         tool_call_parser: str = "",
         lora_modules: Mapping[str, str] | None = None,
+        variant: str = "",
     ) -> None:
         """Check the engine arguments; `directory` is the model's folder, `name` its name in Triton.
 
         `stubs` says with whom the engine is shared, and hears how it goes. `lora_modules` are the folders of the LoRA
-        adapters that requests may name.
+        adapters that requests may name. `variant` names what the weights must be. Raises ServingError.
         """
         check_names(tool_call_parser, arguments.get("reasoning_parser", ""))
         self._tool_call_parser = tool_call_parser
@@ -116,9 +118,12 @@ class Engine:
         if self._adapters:
             arguments = _with_room(arguments, len(self._adapters))
         self._parsers: Any = None
-        self._arguments = AsyncEngineArgs(
-            **resolve(arguments, directory, name), _api_process_count=stubs.count, _api_process_rank=stubs.index
-        )
+        arguments = resolve(arguments, directory, name)
+        self._variant, self._model = variant, arguments["model"]
+        self._of_hub = not Path(arguments["model"]).is_dir()
+        if not self._of_hub:  # vLLM would fail late, or serve what nobody asked for
+            self._check(weights.of_folder(Path(arguments["model"])))
+        self._arguments = AsyncEngineArgs(**arguments, _api_process_count=stubs.count, _api_process_rank=stubs.index)
         self._stubs = stubs
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -172,6 +177,8 @@ class Engine:
 
     async def _boot(self) -> None:
         config = self._arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+        if self._of_hub:  # its config is here by now
+            self._check(weights.of_config(config.model_config.hf_config.to_dict()))
         build = functools.partial(
             AsyncLLM.from_vllm_config,
             config,
@@ -202,6 +209,10 @@ class Engine:
             self._llm.renderer.get_tokenizer(),
         )
         self._priorities = self._llm.vllm_config.scheduler_config.policy == "priority"
+
+    def _check(self, found: weights.Weights) -> None:
+        if refusal := found.refusal(self._variant, cpu=current_platform.is_cpu()):
+            raise ServingError(f"engine_args: model={self._model}: {refusal}")
 
     def _core_died(self) -> None:
         if self.alive:

@@ -24,6 +24,7 @@ from .metrics import Counts, Mirror
 from .parsing import TOOL_CALL_PARSER
 from .replies import LEFT, Mailbox, PostOffice
 from .stubs import Stubs
+from .weights import VARIANT
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class TritonPythonModel:
                 self._stubs,
                 tool_call_parser=_parameter(config, TOOL_CALL_PARSER, ""),
                 lora_modules=_object("config.pbtxt's lora_modules", _parameter(config, LORA_MODULES, "{}")),
+                variant=_parameter(config, VARIANT, ""),
             )
             self._engine.start()
         except BaseException:
