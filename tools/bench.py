@@ -116,7 +116,7 @@ def measure(names: Sequence[str], plan: Plan, out: Path, tell: Callable[[str, st
         ]
 
 
-def _counts(text: str) -> tuple[int, ...]:
+def counts(text: str) -> tuple[int, ...]:
     """Read counts like "1,16,64"; raises BadParameter."""
     try:
         counts = tuple(int(count) for count in text.split(","))
@@ -159,10 +159,10 @@ def paths(
     arguments |= json.loads(engine_args)
     plan = Plan(
         arguments=arguments,
-        streams=_counts(streams),
+        streams=counts(streams),
         repeats=repeats,
         prompt_words=prompt_words,
-        max_tokens=_counts(max_tokens),
+        max_tokens=counts(max_tokens),
         processes=processes,
     )
     out.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-Path = Literal["triton", "serve"]
+Path = Literal["triton", "serve", "openai", "langchain"]
 Prompt = str | dict[str, Any]  # a text, or to Triton the fields of a request: the messages of a chat as its prompt
 
 WARM_UP_TOKENS = 8
@@ -80,6 +80,9 @@ class Level:
     front_cpu_s_per_1k_tokens: float | None = None
     stub_cpu_s_per_1k_tokens: float | None = None
     server_cpu_s_per_1k_tokens: float | None = None
+    ttft_mean: float | None = None
+    ttft_sd: float | None = None
+    gpu_percent: float | None = None
     first_error: str | None = None
 
 
@@ -105,6 +108,8 @@ def summarize(max_tokens: int, seen: Sequence[Stream]) -> Level:
         itl_p50=_percentile(between, 50),
         itl_p99=_percentile(between, 99),
         messages_per_request=float(np.mean([len(s.messages) for s in good])) if good else None,
+        ttft_mean=float(firsts.mean()) if good else None,
+        ttft_sd=float(firsts.std()) if good else None,
         first_error=next((stream.error for stream in seen if stream.error is not None), None),
     )
 
@@ -209,6 +214,65 @@ async def _serve(job: Job) -> AsyncIterator[Runner]:
         yield run
 
 
+@asynccontextmanager
+async def _openai(job: Job) -> AsyncIterator[Runner]:
+    """The `openai` package, as applications use it."""
+    from openai import AsyncOpenAI  # vLLM brings it
+
+    async with AsyncOpenAI(base_url=f"{job.url}/v1", api_key="EMPTY", max_retries=0, timeout=None) as client:
+
+        async def run(prompt: Prompt, max_tokens: int, seen: Stream) -> None:
+            stream = await client.chat.completions.create(
+                model=job.model,
+                messages=[{"role": "user", "content": str(prompt)}],
+                max_tokens=max_tokens,
+                temperature=0.0,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body={"ignore_eos": True},
+            )
+            async for chunk in stream:
+                if chunk.usage is not None:
+                    seen.tokens = chunk.usage.completion_tokens
+                if chunk.choices and chunk.choices[0].delta.content:
+                    seen.messages.append(time.monotonic())
+
+        yield run
+
+
+@asynccontextmanager
+async def _langchain(job: Job) -> AsyncIterator[Runner]:
+    """LangChain's ChatOpenAI."""
+    from langchain_openai import ChatOpenAI
+
+    def chat(max_tokens: int) -> ChatOpenAI:
+        return ChatOpenAI(
+            model=job.model,
+            base_url=f"{job.url}/v1",
+            api_key="EMPTY",  # type: ignore[arg-type]  # it takes a text too
+            max_completion_tokens=max_tokens,
+            temperature=0.0,
+            max_retries=0,
+            timeout=None,
+            stream_usage=True,
+            extra_body={"ignore_eos": True},
+        )
+
+    chats = {count: chat(count) for count in (WARM_UP_TOKENS, job.max_tokens)}
+
+    async def run(prompt: Prompt, max_tokens: int, seen: Stream) -> None:
+        async for chunk in chats[max_tokens].astream(str(prompt)):
+            if chunk.usage_metadata:
+                seen.tokens = max(seen.tokens, chunk.usage_metadata["output_tokens"])
+            if chunk.content:
+                seen.messages.append(time.monotonic())
+
+    yield run
+
+
+RUNNERS = {"triton": _triton, "serve": _serve, "openai": _openai, "langchain": _langchain}
+
+
 async def _observe(run: Runner, prompt: Prompt, max_tokens: int) -> Stream:
     seen = Stream(sent=time.monotonic())
     try:
@@ -219,7 +283,7 @@ async def _observe(run: Runner, prompt: Prompt, max_tokens: int) -> Stream:
 
 
 async def _work(job: Job, go: Callable[[], None]) -> list[Stream]:
-    async with {"triton": _triton, "serve": _serve}[job.path](job) as run:
+    async with RUNNERS[job.path](job) as run:
         await run(
             "warm up", WARM_UP_TOKENS, Stream(sent=0.0)
         )  # connections, imports, the first call's work: not part of the figures

@@ -1,6 +1,6 @@
 """Processes under measurement: the CPU they use, the memory they take, and their end.
 
-Read by `tools.ways`. Linux only, as all that is measured here.
+Read by `tools.ways`, `tools.bench` and the comparisons. Linux only, as all that is measured here.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def cpu_s(pid: int) -> float:
 
 
 class Watch:
-    """Samples the memory of a process tree, twice a second, for its peak."""
+    """Samples the memory of one or more process trees, twice a second, for its peak."""
 
-    def __init__(self, pid: int) -> None:
-        self._tree = Tree(pid)
+    def __init__(self, *pids: int) -> None:
+        self._trees = [Tree(pid) for pid in pids]
         self._stop = threading.Event()
         self.peak_rss_mb = 0.0
         self.peak_gpu_mb: float | None = None
@@ -69,7 +69,7 @@ class Watch:
     def _run(self) -> None:
         while not self._stop.wait(SAMPLE_S):
             rss = 0
-            for process in self._tree.processes():
+            for process in (process for tree in self._trees for process in tree.processes()):
                 with contextlib.suppress(psutil.Error):
                     rss += process.memory_info().rss
             self.peak_rss_mb = max(self.peak_rss_mb, rss / 1e6)
@@ -80,6 +80,25 @@ class Watch:
         """Stop sampling."""
         self._stop.set()
         self._thread.join()
+
+
+class Utilisation:
+    """Listens to nvidia-smi, ten times a second, for the share of time that GPUs are busy."""
+
+    def __init__(self) -> None:
+        command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=100"]
+        self._process: subprocess.Popen[str] | None = None
+        with contextlib.suppress(OSError):
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+    def stop(self) -> float | None:
+        """Stop; returns the mean in percent, or None where no GPU answers."""
+        if self._process is None:
+            return None
+        self._process.terminate()
+        said, _ = self._process.communicate()
+        seen = [float(line) for line in said.split() if line.isdigit()]
+        return sum(seen) / len(seen) if seen else None
 
 
 def _gpu_memory_mb() -> float | None:

@@ -1,6 +1,7 @@
 """A benchmark's report: where it was measured, and its figures as a table for a terminal, as Markdown, and as a plot.
 
-Read by `tools.bench`. A report is what paths.json holds: command, machine, plan, and results with their levels.
+Read by `tools.bench`, and by the comparisons for the machine. A report is what paths.json holds: command, machine,
+plan, and results with their levels.
 """
 
 from __future__ import annotations
@@ -48,6 +49,12 @@ def machine() -> dict[str, Any]:
     }
 
 
+def where(found: dict[str, Any]) -> str:
+    """Say in one line when, on what and with which versions a report was measured."""
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    return f"{found['date']}, {found['gpu'] or found['cpu']}, {found['cores']} cores, {versions}"
+
+
 COLUMNS = {  # of a level: the heading, and the digits that are worth a reader's time
     "ttft_p50": ("TTFT p50 ms", 1),
     "ttft_p99": ("p99", 1),
@@ -71,26 +78,24 @@ def markdown(report: dict[str, Any]) -> str:
         other = rows.get((base, _load(level)))
         return f"{level['tokens_per_s'] / other['tokens_per_s']:.2f}" if other else ""
 
-    where = report["machine"]
     head = ["path", "streams", *(["tokens each"] if lengths else []), "tokens/s", "÷ offline", "÷ AsyncLLM"]
     head += [heading for heading, _ in columns.values()] + ["errors"]
     lines = [
         f"`{report['command']}`",
         "",
-        f"{where['date']}, {where['gpu'] or where['cpu']}, {where['cores']} cores, "
-        + ", ".join(f"{name} {version}" for name, version in where["versions"].items()),
+        where(report["machine"]),
         "",
         f"| {' | '.join(head)} |",
         "|---|" + "---:|" * (len(head) - 1),
     ]
     for path, level in levels:
-        cells = [path, _number(level["streams"]), *([_number(level["max_tokens"])] if lengths else [])]
-        cells += [_number(level["tokens_per_s"]), ratio(level, "offline"), ratio(level, "async")]
-        cells += [_number(level.get(key), digits) for key, (_, digits) in columns.items()]
+        cells = [path, number(level["streams"]), *([number(level["max_tokens"])] if lengths else [])]
+        cells += [number(level["tokens_per_s"]), ratio(level, "offline"), ratio(level, "async")]
+        cells += [number(level.get(key), digits) for key, (_, digits) in columns.items()]
         lines.append(f"| {' | '.join([*cells, str(level['errors'])])} |")
     lines += ["", "| path | ready after s | peak RSS MB | peak GPU MB |", "|---|---:|---:|---:|"]
     for r in report["results"]:
-        cells = [r["path"], _number(r["start_s"], 1), _number(r["peak_rss_mb"]), _number(r["peak_gpu_mb"])]
+        cells = [r["path"], number(r["start_s"], 1), number(r["peak_rss_mb"]), number(r["peak_gpu_mb"])]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -107,9 +112,9 @@ HEADLINE = {
 def headline(report: dict[str, Any]) -> str:
     """Write the few figures that a reader of the README wants: tokens/s and TTFT of each path by streams."""
     counts = sorted({level["streams"] for r in report["results"] for level in r["levels"]})
-    where = report["machine"]
+    found = report["machine"]
     lines = [
-        f"{where['gpu'] or where['cpu']}, {where['cores']} cores, {where['date']}: tokens/s (TTFT p50 in ms) at "
+        f"{found['gpu'] or found['cpu']}, {found['cores']} cores, {found['date']}: tokens/s (TTFT p50 in ms) at "
         f"{', '.join(map(str, counts[:-1]))} and {counts[-1]} streams.",
         "",
         f"| | {' | '.join(map(str, counts))} |",
@@ -129,7 +134,8 @@ def headline(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _number(value: float | None, digits: int = 0) -> str:
+def number(value: float | None, digits: int = 0) -> str:
+    """Write a figure for a reader; None is nothing."""
     return "" if value is None else f"{value:,.{digits}f}"
 
 
@@ -181,7 +187,7 @@ def show(report: dict[str, Any]) -> None:
             table.add_row(
                 r["path"],
                 str(level["streams"]),
-                _number(level.get("max_tokens")),
+                number(level.get("max_tokens")),
                 f"{level['tokens_per_s']:,.0f}",
                 f"{level['tokens_per_s'] / other['tokens_per_s']:.2f}" if other else "",
                 "" if level["ttft_p50"] is None else f"{level['ttft_p50']:.1f}",

@@ -12,10 +12,11 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.support import processes, qwen3_shape, servers
+from tests.support import processes, servers
 from tests.support.metrics import eventually, usually_within
 from tests.support.wire import connect
 from tools import configs
+from tools.shapes import write as write_shapes
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,7 +40,7 @@ def _used_mb() -> float:
 @pytest.fixture(scope="module")
 def shapes(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model folder."""
-    return qwen3_shape.write(tiny_model, tmp_path_factory.mktemp("shapes") / NAME)
+    return write_shapes(tiny_model, tmp_path_factory.mktemp("shapes") / NAME)
 
 
 @pytest.fixture(scope="module")
