@@ -52,13 +52,14 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What one worker process is to do: a stream for each prompt, all at once."""
+    """What one worker process is to do: a stream for each prompt, all at once or each `due` so many seconds later."""
 
     path: Path
     url: str
     model: str
     prompts: Sequence[Prompt]
     max_tokens: int
+    due: Sequence[float] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,19 +127,21 @@ def drive(
     max_tokens: int,
     processes: int,
     start: Callable[[], object],
+    due: Sequence[float] = (),
 ) -> list[Stream]:
     """Run a stream for each prompt from worker processes, and return what they saw. Raises RuntimeError if one fails.
 
-    `start` is called when all of them are connected and warm, before the first stream.
+    `start` is called when all of them are connected and warm, before the first stream. `due` makes an open loop: each
+    stream begins so many seconds after that, whatever becomes of the others, and its times count from then.
     """
-    shares = [texts[n::processes] for n in range(min(processes, len(texts)))]
+    shares = [(texts[n::processes], due[n::processes]) for n in range(min(processes, len(texts)))]
     workers = [
         subprocess.Popen([sys.executable, "-m", "tools.load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in shares
     ]
     try:
-        for worker, share in zip(workers, shares, strict=True):
-            job = Job(path=path, url=url, model=model, prompts=share, max_tokens=max_tokens)
+        for worker, (share, times) in zip(workers, shares, strict=True):
+            job = Job(path=path, url=url, model=model, prompts=share, max_tokens=max_tokens, due=times)
             _tell(worker, json.dumps(asdict(job)))
         for worker in workers:
             _hear(worker)  # connected
@@ -273,8 +276,10 @@ async def _langchain(job: Job) -> AsyncIterator[Runner]:
 RUNNERS = {"triton": _triton, "serve": _serve, "openai": _openai, "langchain": _langchain}
 
 
-async def _observe(run: Runner, prompt: Prompt, max_tokens: int) -> Stream:
-    seen = Stream(sent=time.monotonic())
+async def _observe(run: Runner, prompt: Prompt, max_tokens: int, due: float) -> Stream:
+    if (wait := due - time.monotonic()) > 0:
+        await asyncio.sleep(wait)
+    seen = Stream(sent=due)  # a stream that this process was late with waited all the same
     try:
         await run(prompt, max_tokens, seen)
     except Exception as error:  # one broken stream is a figure in the report, not the end of the run
@@ -288,7 +293,10 @@ async def _work(job: Job, go: Callable[[], None]) -> list[Stream]:
             "warm up", WARM_UP_TOKENS, Stream(sent=0.0)
         )  # connections, imports, the first call's work: not part of the figures
         await asyncio.to_thread(go)
-        return list(await asyncio.gather(*(_observe(run, prompt, job.max_tokens) for prompt in job.prompts)))
+        begin = time.monotonic()
+        due = [begin + seconds for seconds in job.due] or [begin] * len(job.prompts)
+        streams = zip(job.prompts, due, strict=True)
+        return list(await asyncio.gather(*(_observe(run, prompt, job.max_tokens, at) for prompt, at in streams)))
 
 
 def allow_files() -> None:
