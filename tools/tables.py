@@ -12,15 +12,27 @@ from typing import Annotated, Any
 
 import typer
 
-from tools import report
+from tools import deployments, report, tune, variants_report
 from tools.environment import ROOT
 
 REPORTS = ROOT / "docs" / "benchmarks"
-KINDS: dict[str, Callable[[dict[str, Any]], str]] = {"headline": report.headline, "table": report.markdown}
+KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "headline": report.headline,
+    "table": report.markdown,
+    "variants": variants_report.table,
+    "deployments": deployments.markdown,
+    "tuning": tune.tabulate,
+}
 TABLES = (  # file, kind, report
     ("README.md", "headline", "h200"),
     ("docs/benchmarks.md", "table", "h200"),
     ("docs/benchmarks.md", "table", "h200-stubs"),
+    ("docs/variants.md", "variants", "variants-cpu"),
+    ("docs/variants.md", "variants", "variants-h200"),
+    ("docs/benchmarks.md", "deployments", "deployments-cpu"),
+    ("docs/benchmarks.md", "deployments", "deployments-h200"),
+    ("docs/benchmarks.md", "tuning", "tune-cpu"),
+    ("docs/benchmarks.md", "tuning", "tune-h200"),
 )
 
 
@@ -35,7 +47,10 @@ def filled(text: str, kind: str, name: str) -> str:
     _, closed, after = rest.partition(end)
     if not found or not closed:
         raise NoMarkers(f"the lines {begin.strip()} and {end} are wanted")
-    table = KINDS[kind](json.loads((REPORTS / f"{name}.json").read_text(encoding="utf-8")))
+    source = REPORTS / f"{name}.json"
+    table = f"Not measured yet: {source.relative_to(ROOT)} is not there.\n"
+    if source.is_file():
+        table = KINDS[kind](json.loads(source.read_text(encoding="utf-8")))
     return f"{before}{begin}{table}{end}{after}"
 
 

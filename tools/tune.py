@@ -147,6 +147,12 @@ def markdown(found: Mapping[str, Any], trials: Sequence[Trial], kept: Sequence[s
     return "\n".join(lines) + "\n"
 
 
+def tabulate(found: Mapping[str, Any]) -> str:
+    """Write the table of a report, as tune.json holds it."""
+    trials = [Trial(**{**one, "settings": Settings(**one["settings"])}) for one in found["trials"]]
+    return markdown(found, trials, objectives(found["slo"]))
+
+
 def _verdict(trial: Trial, kept: Sequence[slo.Objective], best: Trial | None, edge: Sequence[Trial]) -> str:
     if trial.error is not None:
         return f"could not run: {trial.error}"
@@ -251,7 +257,8 @@ def main(
         processes=processes,
     )
     out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"command": command(), "machine": report.machine(), "load": asdict(asked), "trials": []}
+    found: dict[str, Any] = {"command": command(), "machine": report.machine(), "load": asdict(asked)}
+    found |= {"slo": wanted, "trials": []}
     progress = Progress()
 
     def one(settings: Settings) -> Trial:

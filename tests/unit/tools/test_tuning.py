@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -96,7 +97,7 @@ def test_how_far_an_objective_is_missed() -> None:
         ("gpu_memory_utilization", (1.5,), "gpu_memory_utilization is a share of at most 1, got 1.5"),
     ],
 )
-def test_a_space_without_sense_is_refused(name: str, values: tuple[float, ...], sentence: str) -> None:
+def test_a_space_without_sense_is_refused(name: str, values: Any, sentence: str) -> None:
     """The sentence names the setting and the bound."""
     with pytest.raises(BadSearch) as refused:
         replace(SPACE, **{name: values})
