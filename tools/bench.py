@@ -153,10 +153,11 @@ def paths(
     """Compare the ways to the same engine: tokens/s, TTFT, inter-token latency, messages, CPU, memory."""
     load.allow_files()
     model = model or str(models.smollm2(Progress()))
-    arguments = configs.arguments_of(configs.variant_named(ways.VARIANT), {"model": model})
-    if configs.gpu_capability() is None:  # vLLM's CPU backend takes this share of the memory before it looks at its use
-        arguments |= configs.CPU_ARGUMENTS | {"gpu_memory_utilization": 0.3, "max_model_len": 2048}
-    arguments |= json.loads(engine_args)
+    try:
+        own = {"model": model, **configs.for_this_machine(engine_args)}
+    except configs.BadConfig as error:
+        raise typer.BadParameter(str(error)) from None
+    arguments = configs.arguments_of(configs.variant_named(ways.VARIANT), own)
     plan = Plan(
         arguments=arguments,
         streams=counts(streams),

@@ -8,7 +8,6 @@ Both write JSON, Markdown and plots.
 from __future__ import annotations
 
 import json
-import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -20,36 +19,11 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
-from tools import bench, configs, deployments, load, models, quality, report, variants, variants_report, ways
+from tools import bench, configs, deployments, load, models, quality, report, tune, variants, variants_report, ways
 from tools.progress import Progress
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 console = Console(stderr=True)
-
-ON_A_CPU: dict[str, Any] = {"gpu_memory_utilization": 0.3, "max_model_len": 2048}
-
-
-def engine_arguments(given: str) -> dict[str, Any]:
-    """What every variant or deployment of one comparison has in common, and the caller's JSON over it."""
-    own: dict[str, Any] = {} if configs.gpu_capability() is not None else configs.CPU_ARGUMENTS | ON_A_CPU
-    try:
-        read = json.loads(given)
-    except ValueError as error:
-        raise typer.BadParameter(f"--engine-args is not valid JSON ({error}): {given}") from None
-    if not isinstance(read, dict) or "model" in read:
-        raise typer.BadParameter(f"--engine-args must be a JSON object without model, got {given}")
-    return own | read
-
-
-def command() -> str:
-    """The command line, as it goes into a report: folders by their last name."""
-    said = [word if "/" not in word or word.startswith("{") else _short(word) for word in sys.argv[1:]]
-    return shlex.join(["python", "-m", f"tools.{Path(sys.argv[0]).stem}", *said])
-
-
-def _short(word: str) -> str:
-    name, equals, path = word.rpartition("=")
-    return f"{name}{equals}{Path(path).name}"
 
 
 def keep(found: dict[str, Any], out: Path, name: str, markdown: str, draw: Callable[[], object]) -> None:
@@ -84,8 +58,8 @@ def variants_command(
 ) -> None:
     """Compare variants: load time, memory, KV cache, tokens/s, TTFT, perplexity, greedy answers."""
     load.allow_files()
-    arguments = engine_arguments(engine_args)
     try:
+        arguments = configs.for_this_machine(engine_args)
         default = None if folders else models.smollm2(Progress())
         subjects = variants.subjects(folders or [], default)
         exam = variants.Exam(text=text.read_text("utf-8"), questions=quality.QUESTIONS, tokens=answer_tokens)
@@ -101,7 +75,7 @@ def variants_command(
         processes=processes,
     )
     out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"command": command(), "machine": report.machine(), "plan": asdict(plan), "rows": []}
+    found: dict[str, Any] = {"command": report.command(), "machine": report.machine(), "plan": asdict(plan), "rows": []}
     progress = Progress()
     dummy = arguments.get("load_format") == "dummy"  # noise says nothing of quality
     for number, subject in enumerate(subjects):
@@ -137,7 +111,11 @@ def deployments_command(
     chosen = of.split(",")
     if unknown := [name for name in chosen if name not in deployments.NAMES]:
         raise typer.BadParameter(f"--of takes {', '.join(deployments.NAMES)}, got {unknown[0]!r}")
-    own = engine_arguments(engine_args) | {"model": folder}
+    try:
+        own = configs.for_this_machine(engine_args) | {"model": folder}
+    except configs.BadConfig as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
     plan = deployments.Plan(
         arguments=configs.arguments_of(configs.variant_named(ways.VARIANT), own),
         streams=bench.counts(streams),
@@ -147,7 +125,7 @@ def deployments_command(
         processes=processes,
     )
     out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"command": command(), "machine": report.machine(), "plan": asdict(plan), "rows": []}
+    found: dict[str, Any] = {"command": report.command(), "machine": report.machine(), "plan": asdict(plan), "rows": []}
     found["plan"]["arguments"]["model"] = Path(folder).name
     progress = Progress()
     for name in chosen:
@@ -162,10 +140,13 @@ def deployments_command(
 
 
 @app.command()
-def redraw(file: Annotated[Path, typer.Argument(help="a variants.json or deployments.json")]) -> None:
+def redraw(file: Annotated[Path, typer.Argument(help="a variants.json, deployments.json or tune.json")]) -> None:
     """Draw and tabulate a report again, for example one measured on a machine without matplotlib."""
     found = json.loads(file.read_text(encoding="utf-8"))
-    if "way" in found["rows"][0]:
+    if "trials" in found:
+        file.with_suffix(".md").write_text(tune.tabulate(found), encoding="utf-8")
+        tune.redraw(found, file.with_suffix(".png"))
+    elif "way" in found["rows"][0]:
         file.with_suffix(".md").write_text(deployments.markdown(found), encoding="utf-8")
         deployments.plot(found, file.with_suffix(".png"))
     else:

@@ -62,6 +62,8 @@ CPU_ARGUMENTS: dict[str, Any] = {
     "enforce_eager": True,
     "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
 }
+# vLLM's CPU backend takes this share of the memory before it looks at its use.
+MEASURED_ON_A_CPU: dict[str, Any] = {"gpu_memory_utilization": 0.3, "max_model_len": 2048}
 _TOOLS = "hermes"  # Qwen3's chat template spells calls as Hermes does
 
 VARIANTS: Mapping[str, Variant] = {
@@ -216,6 +218,17 @@ def check_capability(variant: Variant, arguments: Mapping[str, Any], capability:
             f"this GPU has compute capability {capability[0]}.{capability[1]}, "
             f"{variant.name} needs {needed[0]}.{needed[1]}: {because}"
         )
+
+
+def for_this_machine(given: str = "{}") -> dict[str, Any]:
+    """Engine arguments, a JSON object, for a measurement of any model on this machine: over those that a CPU needs.
+
+    Raises BadConfig.
+    """
+    read = _object("--engine-args", given)
+    if "model" in read:
+        raise BadConfig(f"--engine-args must be without model, which has an argument of its own, got {given}")
+    return read if gpu_capability() is not None else {**CPU_ARGUMENTS, **MEASURED_ON_A_CPU, **read}
 
 
 def gpu_capability() -> Capability | None:

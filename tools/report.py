@@ -11,7 +11,9 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,16 @@ def where(found: dict[str, Any]) -> str:
     """Say in one line when, on what and with which versions a report was measured."""
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     return f"{found['date']}, {found['gpu'] or found['cpu']}, {found['cores']} cores, {versions}"
+
+
+def command() -> str:
+    """Spell the command line, as it goes into a report: folders by their last name."""
+
+    def short(word: str) -> str:
+        name, equals, path = word.rpartition("=")
+        return word if "/" not in word or word.startswith("{") else f"{name}{equals}{Path(path).name}"
+
+    return shlex.join(["python", "-m", f"tools.{Path(sys.argv[0]).stem}", *map(short, sys.argv[1:])])
 
 
 COLUMNS = {  # of a level: the heading, and the digits that are worth a reader's time

@@ -25,7 +25,6 @@ from rich.markdown import Markdown
 from loadtests.kit import slo
 from loadtests.kit.arrivals import arrivals
 from tools import bench, configs, load, models, report, server, ways
-from tools.compare import command, engine_arguments
 from tools.progress import Progress
 from tools.tuning import BadSearch, Settings, Space, Trial, chosen, frontier, overshoot, search
 from tools.variants import reason
@@ -149,8 +148,16 @@ def markdown(found: Mapping[str, Any], trials: Sequence[Trial], kept: Sequence[s
 
 def tabulate(found: Mapping[str, Any]) -> str:
     """Write the table of a report, as tune.json holds it."""
-    trials = [Trial(**{**one, "settings": Settings(**one["settings"])}) for one in found["trials"]]
-    return markdown(found, trials, objectives(found["slo"]))
+    return markdown(found, _trials(found), objectives(found["slo"]))
+
+
+def redraw(found: Mapping[str, Any], target: Path) -> None:
+    """Draw a report, as tune.json holds it."""
+    plot(_trials(found), objectives(found["slo"]), target)
+
+
+def _trials(found: Mapping[str, Any]) -> list[Trial]:
+    return [Trial(**{**one, "settings": Settings(**one["settings"])}) for one in found["trials"]]
 
 
 def _verdict(trial: Trial, kept: Sequence[slo.Objective], best: Trial | None, edge: Sequence[Trial]) -> str:
@@ -244,8 +251,8 @@ def main(
             max_num_seqs=_values(max_num_seqs, int),
             max_num_batched_tokens=_values(max_num_batched_tokens, int),
         )
-        arguments = engine_arguments(engine_args) | {"model": model or str(models.smollm2(Progress()))}
-    except (BadSearch, models.ModelUnavailable) as error:
+        arguments = configs.for_this_machine(engine_args) | {"model": model or str(models.smollm2(Progress()))}
+    except (BadSearch, configs.BadConfig, models.ModelUnavailable) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
     asked = Load(
@@ -257,7 +264,7 @@ def main(
         processes=processes,
     )
     out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"command": command(), "machine": report.machine(), "load": asdict(asked)}
+    found: dict[str, Any] = {"command": report.command(), "machine": report.machine(), "load": asdict(asked)}
     found |= {"slo": wanted, "trials": []}
     progress = Progress()
 
@@ -275,7 +282,7 @@ def main(
     try:
         plot(made, kept, out / "tune.png")
     except ImportError:
-        console.print("matplotlib is not installed: no plot")
+        console.print(f"no matplotlib, no plot: `python -m tools.compare redraw {out}/tune.json` draws it")
     console.print(Markdown(text))
     console.print(f"written to {out}/tune.json, tune.md")
     raise typer.Exit(0 if chosen(made, kept) is not None else 1)
