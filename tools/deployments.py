@@ -25,6 +25,7 @@ NAMES: Mapping[str, str] = {
     "triton": "Triton, gRPC",
 }
 SEED = 2_000_000
+WARM_UP_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class Row:
 
 
 def measure(way: str, plan: Plan, log: Path, tell: Callable[..., object]) -> Row:
-    """Start one deployment and run every load through it; the first warms up. What keeps it from it is in the row."""
+    """Start one deployment and run every load through it, after a short one. What keeps it from that is in the row."""
     if way not in NAMES:
         raise ValueError(f"{way!r} is no deployment: choose of {', '.join(NAMES)}")
     setting = ways.Setting(arguments=plan.arguments, processes=plan.processes, utilisation=True)
@@ -69,8 +70,8 @@ def measure(way: str, plan: Plan, log: Path, tell: Callable[..., object]) -> Row
             watch = Watch(loaded.pid, *loaded.below)
             levels = []
             try:
-                loaded.run(_spelled(way, plan.prompts(max(plan.streams), 0)), min(8, plan.max_tokens))
                 for count in plan.streams:
+                    loaded.run(_spelled(way, plan.prompts(count, 1_000 * count)), min(WARM_UP_TOKENS, plan.max_tokens))
                     repeats = []
                     for number in range(1, plan.repeats + 1):
                         tell(f"{NAMES[way]}: {count} at once", f"{number} of {plan.repeats}")
@@ -145,7 +146,9 @@ def plot(found: Mapping[str, Any], target: Path) -> None:
             there = [(position + place * width, levels[n]) for position, n in enumerate(counts) if n in levels]
             heights = [level[key] or 0.0 for _, level in there]
             errors = [level[spread] or 0.0 for _, level in there] if spread else None
-            drawn = axes.bar([x for x, _ in there], heights, width, yerr=errors, label=NAMES[row["way"]], capsize=3)
+            drawn = axes.bar(
+                [x for x, _ in there], heights, width, yerr=errors, label=NAMES[row["way"]].replace("`", ""), capsize=3
+            )
             axes.bar_label(drawn, fmt="{:,.0f}", fontsize=7)
         middle = width * (len(rows) - 1) / 2
         axes.set_xticks([position + middle for position in range(len(counts))], [f"{n} at once" for n in counts])

@@ -155,13 +155,13 @@ def qwen(progress: Progress) -> Path:
 
 def from_hub(name: str, size: str, progress: Progress) -> Path:
     """Return the folder of a model of the hub, downloaded where it is not there yet. Raises ModelUnavailable."""
-    if (folder := _cached(name)) is not None:
-        return folder
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
-    progress.say(f"downloading {name} ({size}, once)")
     try:
+        if (folder := _cached(name)) is not None:
+            return folder
+        progress.say(f"downloading {name} ({size}, once)")
         folder = Path(snapshot_download(name, allow_patterns=list(HUB_PATTERNS)))
     except HFValidationError as error:
         raise ModelUnavailable(f"{name} is neither a folder nor the name of a model on the hub") from error

@@ -145,9 +145,9 @@ def measure(
 
 
 def reason(message: str) -> str:
-    """The one sentence of a failure: without how Triton ended, and without the end of its log."""
+    """The one sentence of a failure: without how Triton ended where it says why, and without the end of its log."""
     sentence = message.partition("; the end of its log")[0].partition("\n")[0]
-    return re.sub(r"^tritonserver (ended with code \d+|was killed by \w+): (\w+: )?", "", sentence)
+    return re.sub(r"^tritonserver (ended with code \d+|was killed by \w+): ((Internal|\w*Error): )*", "", sentence)
 
 
 def _load(label: str, running: server.TritonServer, plan: Plan, tell: Callable[..., object]) -> list[Level]:
@@ -165,7 +165,8 @@ def _memory(folder: Path, running: server.TritonServer) -> dict[str, Any]:
     """Weights in MB, as the engine says or else as the files are, and the tokens that its KV cache holds."""
     said = LOADED_GIB.search(running.log_path.read_text(encoding="utf-8", errors="replace"))
     size = float(said[1]) * 2**30 if said else weight_bytes(folder)
-    return {"weights_mb": size / 1e6 or None, "kv_tokens": kv_tokens(httpx.get(running.metrics_url, timeout=10).text)}
+    page = httpx.get(running.metrics_url, timeout=10, trust_env=False).text
+    return {"weights_mb": size / 1e6 or None, "kv_tokens": kv_tokens(page)}
 
 
 def kv_tokens(page: str) -> int | None:

@@ -25,7 +25,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     "ways",
     [
         pytest.param("transformers,triton", id="short"),
-        pytest.param("transformers,openai,langchain,triton", id="all", marks=pytest.mark.slow),
+        pytest.param("transformers,openai,langchain,triton", id="all", marks=pytest.mark.long),
     ],
 )
 def test_deployments_are_measured_side_by_side(
@@ -48,7 +48,7 @@ def test_deployments_are_measured_side_by_side(
     assert (tmp_path / "deployments.png").stat().st_size > 10_000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_search_ends_with_arguments_that_were_measured(
     tiny_model: Path, tmp_path: Path, nothing_left: set[Path]
 ) -> None:

@@ -98,3 +98,18 @@ def test_the_memory_needed_grows_with_the_model(tmp_path: Path) -> None:
     plan = Plan(host="127.0.0.1", ports=(), gpu=False, model=tmp_path)
     assert not checks.memory(12 * 10**9, plan).ok
     assert checks.memory(13 * 10**9, plan).ok
+
+
+def test_weights_are_held_against_the_variant_and_the_machine(tmp_path: Path) -> None:
+    """Before anything is started: a GPU serves 8-bit weights alone, a CPU does not."""
+    weights = {"num_bits": 8, "type": "int"}
+    quantized = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": quantized}), encoding="utf-8")
+
+    def found(variant: str, *, gpu: bool) -> checks.Finding:
+        return checks.variant(Plan(host="127.0.0.1", ports=(), gpu=gpu, variant=variant, model=tmp_path))
+
+    assert found("awq", gpu=True).ok
+    refused = found("awq", gpu=False)
+    assert not refused.ok and refused.remedy == "quantize with --scheme w8a8, or use a GPU"
+    assert found("fp16", gpu=True).remedy == "start with --model-config-name=awq"

@@ -25,6 +25,7 @@ from tools.configs import (
     committed,
     differences,
     export,
+    export_variants,
     known_arguments,
     render,
 )
@@ -173,6 +174,31 @@ def test_export_refuses_nonsense_before_it_writes(
     with pytest.raises(BadConfig, match=message):
         export(variant, name, tmp_path, engine_args=own)
     assert not list(tmp_path.iterdir())
+
+
+def test_one_folder_can_hold_a_configuration_for_each_variant(tmp_path: Path) -> None:
+    """Each with its own weights, and the name of its variant, which the server holds the weights against."""
+    own = {name: {"model": f"/models/{name}"} for name in ("gptq", "fp16")}
+    folder = export_variants("m", tmp_path, own, instances=2)
+    for name in own:
+        config = read(folder / "configs" / f"{name}.pbtxt")
+        assert arguments(config)["model"] == f"/models/{name}"
+        assert config.parameters["variant"].string_value == name
+        assert [group.count for group in config.instance_group] == [2]
+    assert read(folder / "config.pbtxt") == read(folder / "configs" / "gptq.pbtxt")
+    assert (folder / "1" / "model.py").is_file()
+
+
+def test_export_refuses_weights_that_the_variant_does_not_serve(tmp_path: Path) -> None:
+    """Before it writes; the sentence says what serves them."""
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "gptq", "bits": 4}}))
+    own = {"model": str(weights)}
+    with pytest.raises(BadConfig, match=r"does not serve W4A16 weights \(gptq\): start with --model-config-name=gptq"):
+        export("fp16", "m", tmp_path / "repository", engine_args=own)
+    assert not (tmp_path / "repository").exists()
+    assert export("gptq", "m", tmp_path / "repository", engine_args=own, link=True).is_dir()
 
 
 def test_export_overwrites_nothing(tmp_path: Path) -> None:

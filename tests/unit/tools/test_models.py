@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 from tools import models
-from tools.models import SMOLLM2, Choice, ModelUnavailable, cache_home, check_folder, choose, provide, smollm2
+from tools.models import (
+    SMOLLM2,
+    Choice,
+    ModelUnavailable,
+    cache_home,
+    check_folder,
+    choose,
+    folder_of,
+    provide,
+    smollm2,
+    variant_of,
+)
 from tools.progress import Progress
 
 
@@ -145,3 +156,23 @@ def test_smollm2_comes_out_of_its_package() -> None:
     assert (config["model_type"], config["dtype"], config["max_position_embeddings"]) == ("llama", "bfloat16", 8192)
     assert "<|im_start|>" in (folder / "chat_template.jinja").read_text(encoding="utf-8")
     assert 260e6 < (folder / "model.safetensors").stat().st_size < 280e6
+
+
+def test_the_variant_is_known_by_the_weights(tmp_path: Path) -> None:
+    """Of a folder whose config cannot be read nothing is known; no folder is the plain variant."""
+    assert variant_of(None) == variant_of(tmp_path) == "fp16"
+    config = tmp_path / "config.json"
+    for method in ("awq", "gptq"):
+        config.write_text(json.dumps({"quantization_config": {"quant_method": method}}), encoding="utf-8")
+        assert variant_of(tmp_path) == method
+    config.write_text("{", encoding="utf-8")
+    with pytest.raises(ModelUnavailable, match="cannot be read"):
+        variant_of(tmp_path)
+
+
+def test_a_path_that_is_no_folder_is_not_asked_of_the_hub() -> None:
+    """Nor is what could not be a name."""
+    with pytest.raises(ModelUnavailable, match=r"\./nowhere is not a folder"):
+        folder_of("./nowhere", Progress(io.StringIO()))
+    with pytest.raises(ModelUnavailable, match="neither a folder nor the name of a model on the hub"):
+        folder_of("a/b/c", Progress(io.StringIO()))
