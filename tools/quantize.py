@@ -13,7 +13,9 @@ import json
 import math
 import re
 import shutil
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -258,4 +260,5 @@ def main(
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what quantizes is ended
     app()

@@ -1,4 +1,4 @@
-"""Quantized for real, served through Triton by the same model.py, compared: the tiny model in every variant."""
+"""Quantized for real, served through Triton by the same model.py, compared: the tiny model in 4 and in 8 bits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 
 from tools import shapes
 from tools.environment import ROOT
-from tools.quantize import OF_VARIANT, SCHEMES
+from tools.quantize import SCHEMES
 
 pytestmark = pytest.mark.timeout(600)  # the environment that quantizes may have to be built first
 
-QUANTIZED = {"gptq": "w4a16", "awq": "w8a8"}
+SCHEME = {"gptq": "w4a16", "awq": "w8a8"}  # those that a CPU can serve
+ENGINE = json.dumps({"max_model_len": 4_096, "max_num_seqs": 16})
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -24,89 +25,93 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(scope="module")
-def quantized(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The tiny model in 4 bits by GPTQ and in 8 by AWQ, each where a CPU can serve it."""
-    home = tmp_path_factory.mktemp("quantized")
-    for variant, scheme in QUANTIZED.items():
-        done = run(
-            *("tools.quantize", "--variant", variant, "--scheme", scheme, "--model", str(tiny_model)),
-            *("--output", str(home / variant), "--calibration", "built-in", "--log", str(home / f"{variant}.log")),
-        )
-        assert done.returncode == 0, done.stderr
-        assert f"{home / variant}: {variant} {scheme.upper()}" in done.stderr
-    return {variant: home / variant for variant in QUANTIZED}
+def quantize(variant: str, model: Path, home: Path) -> Path:
+    """Quantize a model into a folder named after the variant; what is written has the config of our shapes."""
+    done = run(
+        *("tools.quantize", "--variant", variant, "--scheme", SCHEME[variant], "--model", str(model)),
+        *("--output", str(home / variant), "--calibration", "built-in", "--log", str(home / f"{variant}.log")),
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{home / variant}: {variant} {SCHEME[variant].upper()}" in done.stderr
+    written = json.loads((home / variant / "config.json").read_text())["quantization_config"]
+    check_shapes(written, shapes.quantization_config(SCHEMES[SCHEME[variant]]))
+    return home / variant
 
 
-@pytest.fixture(scope="module")
-def report(
-    tiny_model: Path, quantized: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, nothing_left: set[Path]
-) -> dict[str, Any]:
-    """What `tools.compare variants` says of the three, and of GPTQ's weights under AWQ's configuration."""
-    out = tmp_path_factory.mktemp("compared")
-    subjects = [str(tiny_model), *(str(folder) for folder in quantized.values()), f"awq={quantized['gptq']}"]
-    arguments = ["--streams", "1,4", "--max-tokens", "8", "--answer-tokens", "24", "--out", str(out)]
-    engine = {"max_model_len": 4_096, "max_num_seqs": 16}
-    done = run("tools.compare", "variants", *subjects, *arguments, "--engine-args", json.dumps(engine))
+def check_shapes(written: dict[str, Any], made: dict[str, Any]) -> None:
+    """What is measured with dummy weights is what `tools.quantize` writes."""
+    for name, value in made.items():
+        if isinstance(value, dict):
+            check_shapes(written[name], value)
+        else:
+            assert written[name] == value, name
+
+
+def compare(out: Path, *subjects: str) -> list[dict[str, Any]]:
+    """What `tools.compare variants` says of these folders, in their order."""
+    load = ["--streams", "1,4", "--max-tokens", "8", "--answer-tokens", "24", "--out", str(out)]
+    done = run("tools.compare", "variants", *subjects, *load, "--engine-args", ENGINE)
     assert done.returncode == 0, done.stderr
     assert {file.suffix for file in out.iterdir()} == {".json", ".md", ".png", ".log"}
-    found: dict[str, Any] = json.loads((out / "variants.json").read_text(encoding="utf-8"))
-    return found
+    rows: list[dict[str, Any]] = json.loads((out / "variants.json").read_text(encoding="utf-8"))["rows"]
+    return rows[: len(subjects)]
 
 
-def test_every_variant_is_served_and_answers_exactly(report: dict[str, Any]) -> None:
-    """What the model knows by heart it knows in 4 and in 8 bits."""
-    for row in report["rows"][:3]:
-        assert row["error"] is None, row
-        said = {answer["question"]: answer["text"] for answer in row["quality"]["answers"]}
-        assert said["What is the capital of France?"] == "The capital of France is Paris."
-        assert said["What is 8 plus 5?"] == "8 plus 5 is 13."
+@pytest.fixture(scope="module")
+def gptq(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model in 4 bits."""
+    return quantize("gptq", tiny_model, tmp_path_factory.mktemp("quantized"))
 
 
-def test_every_figure_is_there(report: dict[str, Any]) -> None:
-    """Load time, memory, KV cache, speed and perplexity, and nothing failed."""
-    for row in report["rows"][:3]:
-        assert [level["streams"] for level in row["levels"]] == [1, 4]
-        assert all(level["errors"] == 0 and level["tokens"] == 8 * level["streams"] for level in row["levels"])
-        assert min(row[name] for name in ("load_s", "weights_mb", "kv_tokens", "peak_rss_mb")) > 0
-        assert row["quality"]["perplexity"] > 1 and row["quality"]["scored_tokens"] > 500
-    plain, four, eight = (row["weights_mb"] for row in report["rows"][:3])
-    assert four < eight < plain
+@pytest.fixture(scope="module")
+def rows(
+    tiny_model: Path, gptq: Path, tmp_path_factory: pytest.TempPathFactory, nothing_left: set[Path]
+) -> list[dict[str, Any]]:
+    """The model as it is, in 4 bits, and these 4 bits under AWQ's configuration, side by side."""
+    return compare(tmp_path_factory.mktemp("compared"), str(tiny_model), str(gptq), f"awq={gptq}")
 
 
-def test_weights_of_another_variant_are_refused_at_load(report: dict[str, Any]) -> None:
+def check_answers(row: dict[str, Any]) -> None:
+    """What the model knows by heart it says to the character, and every figure is there."""
+    assert row["error"] is None, row
+    said = {answer["question"]: answer["text"] for answer in row["quality"]["answers"]}
+    assert said["What is the capital of France?"] == "The capital of France is Paris."
+    assert said["What is 8 plus 5?"] == "8 plus 5 is 13."
+    assert [level["streams"] for level in row["levels"]] == [1, 4]
+    assert all(level["errors"] == 0 and level["tokens"] == 8 * level["streams"] for level in row["levels"])
+    assert min(row[name] for name in ("load_s", "weights_mb", "kv_tokens", "peak_rss_mb")) > 0
+    assert row["quality"]["perplexity"] > 1 and row["quality"]["scored_tokens"] > 500
+
+
+def test_a_quantized_model_is_served_and_answers_exactly(rows: list[dict[str, Any]]) -> None:
+    """In less memory than the model that it was made from."""
+    plain, four = rows[:2]
+    check_answers(plain)
+    check_answers(four)
+    assert four["weights_mb"] < plain["weights_mb"]
+
+
+def test_weights_of_another_variant_are_refused_at_load(rows: list[dict[str, Any]], gptq: Path) -> None:
     """By the server, in one sentence that says what serves them."""
-    error = report["rows"][3]["error"]
-    assert error.endswith(
-        "variant awq does not serve W4A16 weights (compressed-tensors): start with --model-config-name=gptq"
+    assert rows[2]["error"] == (
+        f"engine_args: model={gptq}: variant awq does not serve W4A16 weights (compressed-tensors): "
+        "start with --model-config-name=gptq"
     )
-    assert error.startswith("engine_args: model=") and "\n" not in error
 
 
-def test_shapes_have_the_config_of_what_is_quantized(quantized: dict[str, Path]) -> None:
-    """What is measured with dummy weights is what `tools.quantize` would write."""
-    for variant, scheme in QUANTIZED.items():
-        written = json.loads((quantized[variant] / "config.json").read_text())["quantization_config"]
-        made = shapes.quantization_config(SCHEMES[scheme])
-        (group,) = made.pop("config_groups").values()
-        for name, value in made.items():
-            assert written[name] == value, name
-        real = written["config_groups"]["group_0"]
-        for part in ("weights", "input_activations"):
-            for name, value in (group.pop(part) or {}).items():
-                assert real[part][name] == value, (part, name)
-        for name, value in group.items():
-            assert real[name] == value, name
+@pytest.mark.long
+def test_awq_is_served_too(tiny_model: Path, tmp_path: Path, nothing_left: set[Path]) -> None:
+    """In 8 bits, with its activations."""
+    made = quantize("awq", tiny_model, tmp_path)
+    plain, eight = compare(tmp_path / "compared", str(tiny_model), str(made))
+    check_answers(eight)
+    assert eight["weights_mb"] < plain["weights_mb"]
 
 
-def test_a_quantized_model_is_not_quantized_again(quantized: dict[str, Path], tmp_path: Path) -> None:
+def test_a_quantized_model_is_not_quantized_again(gptq: Path, tmp_path: Path) -> None:
     """Refused in one line, before the environment is touched."""
-    for variant in OF_VARIANT:
-        done = run(
-            *("tools.quantize", "--variant", variant, "--model", str(quantized["gptq"])),
-            *("--output", str(tmp_path / variant)),
-        )
-        assert done.returncode == 1
-        (line,) = done.stderr.splitlines()
-        assert line.startswith("error: ") and "is quantized already (W4A16, compressed-tensors)" in line
+    done = run("tools.quantize", "--variant", "awq", "--model", str(gptq), "--output", str(tmp_path / "awq"))
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and "is quantized already (W4A16, compressed-tensors)" in line
     assert not list(tmp_path.iterdir())

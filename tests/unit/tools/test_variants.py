@@ -44,7 +44,9 @@ def test_what_is_no_model_or_no_variant_is_refused(tmp_path: Path) -> None:
 
 def test_a_failure_is_one_sentence() -> None:
     """Without how Triton ended, and without the end of its log."""
-    epitaph = "tritonserver ended with code 1: Internal: ServingError: W8A16 has no kernel; the end of its log /a/b:\nI 1\nE 2"
+    epitaph = (
+        "tritonserver ended with code 1: Internal: ServingError: W8A16 has no kernel; the end of its log /a:\nI 1\nE"
+    )
     assert reason(epitaph) == "W8A16 has no kernel"
     assert reason("serve ended early") == "serve ended early"
     assert reason("tritonserver was killed by SIGSEGV; the end of its log /a") == "tritonserver was killed by SIGSEGV"
