@@ -67,7 +67,7 @@ class Watch:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(SAMPLE_S):
+        while True:
             rss = 0
             for process in (process for tree in self._trees for process in tree.processes()):
                 with contextlib.suppress(psutil.Error):
@@ -75,6 +75,8 @@ class Watch:
             self.peak_rss_mb = max(self.peak_rss_mb, rss / 1e6)
             if (gpu := _gpu_memory_mb()) is not None:
                 self.peak_gpu_mb = max(self.peak_gpu_mb or 0.0, gpu)
+            if self._stop.wait(SAMPLE_S):  # after a sample: what is watched may last for less
+                return
 
     def stop(self) -> None:
         """Stop sampling."""
