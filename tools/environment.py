@@ -182,6 +182,8 @@ def _build(folder: Path, plan: Plan, lacking: set[str], root: Path) -> None:
         stamp, lacking = {}, set(plan.wanted(root))
         _run([sys.executable, "-m", "venv", str(folder)], "making the virtual environment", log)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off"]
+    if plan.kind == QUANTIZE:
+        pip.append("--no-compile")  # it is used seldom, and little of it: what is imported compiles itself
     wanted = plan.wanted(root)
 
     def mark(part: str | None, done: bool) -> None:

@@ -24,7 +24,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "ways",
     [
-        pytest.param("transformers,triton", id="short"),
+        pytest.param(
+            "transformers", id="short"
+        ),  # the servers of the others are tested elsewhere, and take half a minute
         pytest.param("transformers,openai,langchain,triton", id="all", marks=pytest.mark.long),
     ],
 )
