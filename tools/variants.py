@@ -27,6 +27,7 @@ from tools.processes import Watch
 from tools.quantize import weight_bytes
 
 LOADED_GIB = re.compile(r"Model loading took ([\d.]+) GiB")
+TELLING = {"VLLM_LOGGING_LEVEL": "INFO"}  # else vLLM may keep that to itself
 
 
 class BadVariant(Exception):
@@ -120,7 +121,7 @@ def measure(
         tell(label, "loading the model")
         begin = time.monotonic()
         try:
-            with server.launch(Path(scratch), config_name=subject.variant, log=log) as running:
+            with server.launch(Path(scratch), config_name=subject.variant, env=TELLING, log=log) as running:
                 watch = Watch(running.pid)
                 try:
                     running.wait_ready(ways.LOAD_TIMEOUT_S)
