@@ -32,7 +32,10 @@ LOAD_GAUGES = (
     "vllm:kv_cache_usage_perc",
 )
 OWN = "stub"  # the label of what each stub says for itself
-FAST = ("vllm:num_requests_running", "vllm:num_requests_waiting", "tritonstream:engine_alive")
+FAST = (
+    *("vllm:num_requests_running", "vllm:num_requests_waiting"),
+    *("tritonstream:engine_alive", "tritonstream:engine_stalled_seconds"),
+)
 
 
 class Port(Protocol):
@@ -72,9 +75,10 @@ class Mirror:
         gauge = Gauge("tritonstream:engine_alive", "1 while the engine can answer, else 0.")
         gauge.set_function(lambda: float(alive()))
         gauge = Gauge(
-            "tritonstream:engine_stalled_seconds", "Seconds since the engine's last step while it has work, else 0."
+            "tritonstream:engine_stalled_seconds",
+            "Whole seconds since the engine's last step while it has work, else 0.",
         )
-        gauge.set_function(lambda: stubs.stalled_seconds)
+        gauge.set_function(lambda: math.floor(stubs.stalled_seconds))  # else it would change, and cost, all the time
         self._began = time.time()
         gauge = Gauge("tritonstream:metrics_timestamp_seconds", "Unix time that a stub's metrics tell of.", [OWN])
         gauge.labels(str(stubs.index)).set_function(lambda: self._began)
