@@ -15,6 +15,7 @@ import http.client
 import importlib.util
 import logging
 import os
+import random
 import re
 import shutil
 import signal
@@ -337,15 +338,27 @@ def _regions(process: psutil.Process) -> Iterator[Path]:
 
 
 _GIVEN: set[int] = set()
+_FIRST_PORT = 10_000
+
+
+def _first_ephemeral_port() -> int:
+    """Where the ports begin that the kernel gives to outgoing connections and to listeners without a wish."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        return 32_768  # Linux's default
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """Return a port that is free now, and another each time; another process may take it before it is used."""
+    """Return a port that is free now, and another each time.
+
+    A server takes its port only once its models are loaded, and the kernel may give the one that it had named free to
+    any outgoing connection meanwhile: so the port is from below those that the kernel gives away.
+    """
+    ports = range(_FIRST_PORT, max(_first_ephemeral_port(), _FIRST_PORT + 1_000))
     while True:
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            port = int(probe.getsockname()[1])
-        if port not in _GIVEN:  # servers that start side by side have not taken theirs yet
+        port = random.choice(ports)
+        if port not in _GIVEN and not port_taken(host, port):
             _GIVEN.add(port)
             return port
 

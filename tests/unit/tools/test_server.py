@@ -16,7 +16,17 @@ import httpx
 import psutil
 import pytest
 
-from tools.server import SHARED_MEMORY, STUB, Installation, LaunchFailed, TritonServer, launch, port_taken, sweep
+from tools.server import (
+    SHARED_MEMORY,
+    STUB,
+    Installation,
+    LaunchFailed,
+    TritonServer,
+    free_port,
+    launch,
+    port_taken,
+    sweep,
+)
 
 READY_SECONDS = 60.0
 
@@ -110,6 +120,24 @@ def test_a_taken_port_is_refused_before_anything_starts(repository: Path) -> Non
         port = holder.getsockname()[1]
         with pytest.raises(LaunchFailed, match=f"port {port} is taken on 127.0.0.1: stop what listens there"):
             launch(repository, grpc_port=port)
+
+
+def test_a_free_port_is_none_that_the_kernel_gives_away() -> None:
+    """A port may be named a minute before it is taken: no connection or listener without a wish gets it meanwhile."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    ports = [free_port() for _ in range(200)]
+    assert max(ports) < first
+    assert len(set(ports)) == len(ports)
+
+
+def test_a_taken_port_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another program listens on is passed over."""
+    taken, free = free_port(), free_port()
+    drawn = iter([taken, free])
+    monkeypatch.setattr("tools.server._GIVEN", set())
+    monkeypatch.setattr("tools.server.random.choice", lambda ports: next(drawn))
+    with socket.create_server(("127.0.0.1", taken)):
+        assert free_port() == free
 
 
 def test_equal_ports_are_refused(repository: Path) -> None:
