@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -51,6 +53,22 @@ def test_there_is_one_engine(shared: Triton) -> None:
     assert core.is_running()
     beside = core.children(recursive=True)
     assert not [one for one in beside if "Worker" in "".join(one.cmdline())], processes.described(beside)
+
+
+def test_the_engine_goes_first(shared: Triton) -> None:
+    """On a CPU no thread of the front stops one of the engine's just because it woke: for that all others would wait."""
+    front = [shared.server.pid, *shared.stubs(TINY)]
+    assert {policy for pid in front for policy in policies(pid)} == {os.SCHED_BATCH}
+    assert set(policies(shared.engine_core(TINY).pid)) == {os.SCHED_OTHER}
+
+
+def policies(pid: int) -> list[int]:
+    """The scheduling policy of each thread of a process."""
+    found = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            found.append(os.sched_getscheduler(int(thread.name)))
+    return found
 
 
 async def test_both_stubs_serve_and_agree(shared: Triton, wire: Wire) -> None:

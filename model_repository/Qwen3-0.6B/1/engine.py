@@ -49,6 +49,7 @@ from .conversation import CHAT
 from .errors import DeadlineExceeded, InvalidRequest, ServingError, Unavailable, shown
 from .parsing import Parsers, Said, check_names
 from .stubs import Stubs
+from .yielding import yield_to_engine
 
 log = logging.getLogger(__name__)
 
@@ -209,6 +210,8 @@ class Engine:
             self._llm.renderer.get_tokenizer(),
         )
         self._priorities = self._llm.vllm_config.scheduler_config.policy == "priority"
+        if current_platform.is_cpu():
+            yield_to_engine()
 
     def _check(self, found: weights.Weights) -> None:
         if refusal := found.refusal(self._variant, cpu=current_platform.is_cpu()):
