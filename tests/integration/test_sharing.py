@@ -56,7 +56,7 @@ def test_there_is_one_engine(shared: Triton) -> None:
 
 
 def test_the_engine_goes_first(shared: Triton) -> None:
-    """On a CPU no thread of the front stops one of the engine's just because it woke: for that all others would wait."""
+    """On a CPU no thread of stub or server stops one of the engine's just because it woke."""
     front = [shared.server.pid, *shared.stubs(TINY)]
     assert {policy for pid in front for policy in policies(pid)} == {os.SCHED_BATCH}
     assert set(policies(shared.engine_core(TINY).pid)) == {os.SCHED_OTHER}

@@ -1,7 +1,7 @@
 """Who goes first on cores that the engine computes on: the engine.
 
-Read by engine.py, on a CPU alone. With every answer of the engine some dozen threads of the stub and of tritonserver wake
-up, and each stops a thread of the engine that computes, for which all its others then wait, spinning. The kernel's
+Read by engine.py, on a CPU alone. With every answer of the engine some dozen threads of the stub and of tritonserver
+wake up, and each stops a thread of the engine that computes, for which all its others then wait, spinning. The kernel's
 batch policy takes that privilege from them: they still get their share of the cores, but at a turn's end. SmolLM2, 64
 streams, two cores: 0.99 of AsyncLLM's tokens/s instead of 0.88, with a fifth less CPU for a token in stub and server.
 """
