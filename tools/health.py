@@ -178,8 +178,8 @@ def _serve(host: str, port: int, triton: str, metrics: str) -> int:
     return 0
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0 for yes."""
+def command_line() -> argparse.ArgumentParser:
+    """Make the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.health", description=__doc__)
     parser.add_argument("action", choices=("ready", "live", "serve", "drain"))
     parser.add_argument("--http", default=HTTP, help=f"Triton's HTTP endpoints; default: {HTTP}")
@@ -189,7 +189,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--notice", type=float, default=10, help="seconds that drain leaves to whoever routes; default: %(default)s"
     )
-    chosen = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0 for yes."""
+    chosen = command_line().parse_args(arguments)
     if chosen.action == "serve":
         return _serve(chosen.host, chosen.port, chosen.http, chosen.metrics)
     if chosen.action == "drain":
