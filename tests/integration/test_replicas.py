@@ -37,7 +37,7 @@ WHEEL = Request(
     chat_template_kwargs={"enable_thinking": False},
     sampling=Sampling(max_tokens=LONG_TOKENS, ignore_eos=True),
 )
-USERS = 4
+USERS, PAUSE_SECONDS = 4, 0.1
 ONCE = Retries(attempts=1)
 # Envoy asks for a replica's health twice a second: until then a dead engine's answers come through, and the client asks
 # again.
@@ -212,12 +212,13 @@ class Load:
                     self.outcomes[str(error)] += 1
                 else:
                     self.outcomes["answered"] += 1
+            await asyncio.sleep(PAUSE_SECONDS)  # a server that starts needs some CPU, too
 
 
 async def begun(stack: AsyncExitStack, cluster: Cluster, on: Triton, least: int = 2) -> list[AsyncStream]:
-    """Open long streams until so many of them are answered by a certain replica; all have begun."""
+    """Open long streams until so many of them, beside the load, are answered by a certain replica; all have begun."""
     opened: list[AsyncStream] = []
-    while on.load() < least:
+    while on.load() < least + USERS:
         assert len(opened) < 50, "no conversation goes to that replica"
         client = await stack.enter_async_context(cluster.client(10_000 + len(opened)))
         opened.append(await stack.enter_async_context(client.stream(WHEEL)))
@@ -324,8 +325,12 @@ async def test_a_killed_replica_costs_only_what_had_begun(cluster: Cluster) -> N
 
 
 async def test_a_draining_envoy_finishes_what_is_open(cluster: Cluster) -> None:
-    """Told to drain, it tells its callers to go elsewhere, and their streams end as they should."""
+    """Its pod's script has it say that it is not ready, and returns when the last stream ended as it should."""
     async with AsyncExitStack() as stack:
-        streams = await begun(stack, cluster, cluster.shared)
-        cluster.envoy.ask("/drain_listeners?graceful&skip_exit", post=True)
+        streams = await begun(stack, cluster, cluster.shared, least=1)
+        script = envoy.CONFIG.with_name("drain.sh")
+        draining = await asyncio.create_subprocess_exec("bash", str(script), str(cluster.envoy.admin_port))
+        await eventually(lambda: not cluster.envoy.ready(), "it is not ready")
         assert {await outcome(stream) for stream in streams} == {"complete"}
+        async with asyncio.timeout(30):
+            assert await draining.wait() == 0

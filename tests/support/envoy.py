@@ -71,7 +71,7 @@ class Envoy:
 
     def __init__(self, process: subprocess.Popen[bytes], grpc_port: int, status_port: int, admin_port: int) -> None:
         self.process = process
-        self.grpc_port, self._status_port, self._admin_port = grpc_port, status_port, admin_port
+        self.grpc_port, self._status_port, self.admin_port = grpc_port, status_port, admin_port
 
     @property
     def grpc(self) -> str:
@@ -85,10 +85,18 @@ class Envoy:
 
     def ask(self, path: str, *, post: bool = False) -> str:
         """Ask the admin interface."""
-        asked = Request(f"http://{LOOPBACK}:{self._admin_port}{path}", method="POST" if post else "GET")
+        asked = Request(f"http://{LOOPBACK}:{self.admin_port}{path}", method="POST" if post else "GET")
         with urlopen(asked, timeout=10) as answer:
             text: str = answer.read().decode()
             return text
+
+    def ready(self) -> bool:
+        """Whether it calls itself ready."""
+        try:
+            with urlopen(f"{self.status}/ready", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
 
     def stat(self, name: str) -> int:
         """A counter or gauge, by its full name; 0 when there is none."""
@@ -134,13 +142,7 @@ def run(endpoints: Sequence[Endpoint], *, health_checks: bool = True) -> Iterato
 
 def _wait(running: Envoy, log: Path) -> None:
     deadline = time.monotonic() + READY_SECONDS
-    while True:
-        try:
-            with urlopen(f"{running.status}/ready", timeout=1) as answer:
-                if answer.status == 200:
-                    return
-        except OSError:
-            pass
+    while not running.ready():
         assert running.process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
