@@ -35,7 +35,7 @@ def arguments(*, tensor: int = 1, pipeline: int = 1, data: int = 1, nodes: int =
 
 def gpus(engine_args: Mapping[str, Any]) -> int:
     """How many GPUs the engine takes on each machine."""
-    return math.prod(engine_args.get(name, 1) for name in SIZES) // int(engine_args.get(NODES, 1))
+    return math.prod(int(engine_args.get(name, 1)) for name in SIZES) // int(engine_args.get(NODES, 1))
 
 
 def check(engine_args: Mapping[str, Any]) -> None:

@@ -56,11 +56,10 @@ class Replica:
 
     def __init__(self, repository: Path, model: str) -> None:
         self._repository, self._model = repository, model
-        self._ports = {name: free_port() for name in ("http_port", "grpc_port", "metrics_port")}
+        self._http, self._grpc, self._metrics = (free_port() for _ in range(3))
         self._server: TritonServer | None = None
-        http, metrics = (f"http://{LOOPBACK}:{self._ports[name]}" for name in ("http_port", "metrics_port"))
-        self.probe = Probe(http, f"{metrics}/metrics")
-        self.endpoint = Endpoint(self._ports["grpc_port"], self.probe.port)
+        self.probe = Probe(f"http://{LOOPBACK}:{self._http}", f"http://{LOOPBACK}:{self._metrics}/metrics")
+        self.endpoint = Endpoint(self._grpc, self.probe.port)
 
     @property
     def triton(self) -> Triton:
@@ -70,7 +69,13 @@ class Replica:
 
     def start(self) -> None:
         """Start the server; `wait` waits for it. From the thread that lives on, for the server dies with it."""
-        self._server = launch(self._repository, **self._ports, env=servers.ENVIRONMENT)
+        self._server = launch(
+            self._repository,
+            http_port=self._http,
+            grpc_port=self._grpc,
+            metrics_port=self._metrics,
+            env=servers.ENVIRONMENT,
+        )
 
     def wait(self) -> None:
         """Wait until it is ready."""

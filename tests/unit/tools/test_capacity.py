@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from tools import capacity
 from tools.capacity import Demand, NotMeasured, Point, plan
+from tools.environment import ROOT
 
 # A replica that answers 100 such requests in a second.
 ROUND = Point(
@@ -81,7 +82,7 @@ def test_the_command_says_what_the_page_says() -> None:
     app = Typer()
     app.command()(capacity.main)
     told = CliRunner().invoke(app, ["--rate", "1000", "--prompt-tokens", "64", "--max-tokens", "128"])
-    page = (capacity.ROOT / "deploy" / "capacity.md").read_text(encoding="utf-8")
+    page = (ROOT / "deploy" / "capacity.md").read_text(encoding="utf-8")
     assert told.exit_code == 0
     for line in told.output.splitlines():
         assert line in page
