@@ -250,6 +250,33 @@ def test_every_selector_finds_its_pods(manifests: list[Manifest]) -> None:
         assert names <= set(of(manifests, kind)), kind
 
 
+def _allowed(manifests: list[Manifest], kind: str, at: str, other: str) -> set[int]:
+    """The ports over which the policies let one deployment hear ("ingress") or reach ("egress") another."""
+    labels = {name: one["spec"]["template"]["metadata"]["labels"] for name, one in of(manifests, "Deployment").items()}
+    return {
+        port["port"]
+        for policy in of(manifests, "NetworkPolicy").values()
+        if policy["spec"]["podSelector"].get("matchLabels", {}).items() <= labels[at].items()
+        for rule in policy["spec"].get(kind, [])
+        for peer in rule["from" if kind == "ingress" else "to"]
+        if set(peer) == {"podSelector"} and peer["podSelector"]["matchLabels"].items() <= labels[other].items()
+        for port in rule["ports"]
+    }
+
+
+def test_the_path_of_a_request_is_open_at_both_ends(manifests: list[Manifest]) -> None:
+    """Gateway, router, Triton and its health, and no shorter way; all else is closed."""
+    for at, other, ports in (
+        ("gateway", "router", {8001}),
+        ("router", "triton", {8001, 8003}),
+        ("gateway", "triton", set()),
+    ):
+        assert _allowed(manifests, "egress", at, other) == ports, (at, other)
+        assert _allowed(manifests, "ingress", other, at) == ports, (at, other)
+    closed = of(manifests, "NetworkPolicy")["nobody"]["spec"]
+    assert closed == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+
+
 def test_a_service_monitor_finds_a_port(built: dict[str, list[Manifest]]) -> None:
     """It selects a service by its labels, and names a port of it, which the policy opens."""
     manifests = built["monitoring"]
