@@ -1,6 +1,7 @@
 """One engine in several workers, or several engines behind one queue: the model answers as it does in one.
 
-On the CPU, where a worker is a process: `pytest -m long tests/integration/test_parallel.py`.
+On the CPU, where a worker is a process: `pytest -m long tests/integration/test_parallel.py`. Pipelines are left out: vLLM
+0.32 starts one on a CPU, and its second worker dies of the first request.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 TIMES = 4
 
 
-@pytest.mark.parametrize("spread", ["tensor", "pipeline", "data"])
+@pytest.mark.parametrize("spread", ["tensor", "data"])
 async def test_every_answer_is_the_same(tiny_model: Path, tmp_path: Path, nothing_left: set[Path], spread: str) -> None:
     """All that the model knows by heart, many at once; the workers are there, and go with the server."""
     arguments = servers.ENGINE | {"model": str(tiny_model)} | parallel.arguments(**{spread: 2})
