@@ -30,14 +30,14 @@ from tools import configs, gateway
 
 CAPITAL = case("capital")
 KNOWN = Request(prompt=list(CAPITAL.messages), model=TINY, chat_template_kwargs=CAPITAL.template_kwargs)
-LONG_TOKENS = 1_500
+LONG_TOKENS = 1_000
 WHEEL = Request(
     prompt=[{"role": "user", "content": tiny_qwen3.WHEEL_QUESTION}],
     model=TINY,
     chat_template_kwargs={"enable_thinking": False},
     sampling=Sampling(max_tokens=LONG_TOKENS, ignore_eos=True),
 )
-USERS, PAUSE_SECONDS = 4, 0.1
+USERS, PAUSE_SECONDS = 2, 0.2
 ONCE = Retries(attempts=1)
 # Envoy asks for a replica's health twice a second: until then a dead engine's answers come through, and the client asks
 # again.
@@ -195,7 +195,7 @@ class Load:
         self._over.set()
         await asyncio.gather(*self._tasks)
 
-    async def more(self, answers: int = 3 * USERS) -> None:
+    async def more(self, answers: int = 6 * USERS) -> None:
         """Wait until so many more were answered."""
         wanted = self.outcomes["answered"] + answers
         await eventually(lambda: self.outcomes["answered"] >= wanted, "the load goes on", 60)
