@@ -1,7 +1,7 @@
 """One engine in several workers, or several engines behind one queue: the model answers as it does in one.
 
-On the CPU, where a worker is a process: `pytest -m long tests/integration/test_parallel.py`. Without pipelines: vLLM 0.32
-starts one on a CPU, and its second worker dies of the first request.
+On the CPU, where a worker is a process: `pytest -m long tests/integration/test_parallel.py`. Without pipelines: vLLM
+0.32 starts one on a CPU, and its second worker dies of the first request.
 """
 
 from __future__ import annotations

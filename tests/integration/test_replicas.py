@@ -1,7 +1,7 @@
 """Several replicas behind Envoy: where a conversation goes, and what callers see of one that leaves, hangs or dies.
 
-The tests of this module change the replicas from the first to the last. The third replica is the server that all
-integration tests share: nothing is done to it.
+The tests of this module change the replicas from the first to the last: an engine is killed, a replica leaves, another
+one is killed. The server that all integration tests share is a replica, too, to which nothing is done.
 """
 
 from __future__ import annotations
@@ -52,14 +52,20 @@ class Cluster:
     """Envoy, the replicas that are at a test's mercy, and the one that is not."""
 
     envoy: Envoy
-    first: Replica
-    second: Replica
     shared: Triton
+    numb: Replica  # whose engine will die
+    leaving: Replica
+    killed: Replica
 
     @property
     def tritons(self) -> tuple[Triton, ...]:
         """All servers."""
-        return (self.shared, self.first.triton, self.second.triton)
+        return (self.shared, *(one.triton for one in self.mortal))
+
+    @property
+    def mortal(self) -> tuple[Replica, ...]:
+        """Those that something will be done to."""
+        return (self.numb, self.leaving, self.killed)
 
     def client(self, user: int, retries: Retries = ONCE) -> AsyncClient:
         """A client whose every request is of one conversation."""
@@ -74,10 +80,10 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(
+def rising(
     triton: Triton, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, nothing_left: set[Path]
 ) -> Iterator[Cluster]:
-    """Two replicas of this module's own and the shared one, behind Envoy."""
+    """The shared server behind Envoy, and three replicas of this module's own that begin to load the model."""
     repository = tmp_path_factory.mktemp("replicas")
     configs.export(
         configs.DEFAULT,
@@ -87,20 +93,26 @@ def cluster(
         tool_call_parser=servers.TOOL_CALL_PARSER,
     )
     probe = Probe(triton.server.http_url, triton.server.metrics_url)
-    replicas = Replica(repository, TINY), Replica(repository, TINY)
+    replicas = [Replica(repository, TINY) for _ in range(3)]
     try:
         for replica in replicas:
             replica.start()
-        for replica in replicas:
-            replica.wait()
-            nothing_left |= processes.shared_memory(replica.triton.processes(TINY))
         shared = Endpoint(triton.server.grpc_port, probe.port)
         with envoy.run([shared, *(replica.endpoint for replica in replicas)]) as front:
-            yield Cluster(front, *replicas, triton)
+            yield Cluster(front, triton, *replicas)
     finally:
         for replica in replicas:
             replica.close()
         probe.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster(rising: Cluster, nothing_left: set[Path]) -> Cluster:
+    """The same, when all have loaded it."""
+    for replica in rising.mortal:
+        replica.wait()
+        nothing_left |= processes.shared_memory(replica.triton.processes(TINY))
+    return rising
 
 
 def conversation(number: int) -> list[dict[str, str]]:
@@ -116,6 +128,56 @@ def cached(one: Triton) -> float:
 async def settled(cluster: Cluster) -> None:
     """Wait until all servers' metrics tell of now."""
     await asyncio.gather(*(one.settled() for one in cluster.tritons))
+
+
+@dataclass(slots=True)
+class Load:
+    """Users who ask one question after the other, streamed and whole in turn, and what came of it."""
+
+    cluster: Cluster
+    retries: Retries = ONCE
+    outcomes: Counter[str] = field(default_factory=Counter)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(self._ask(user)) for user in range(USERS)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._over.set()
+        await asyncio.gather(*self._tasks)
+
+    async def more(self, answers: int = 6 * USERS) -> None:
+        """Wait until so many more were answered."""
+        wanted = self.outcomes["answered"] + answers
+        await eventually(lambda: self.outcomes["answered"] >= wanted, "the load goes on", 60)
+
+    async def _ask(self, user: int) -> None:
+        turn = 0
+        while not self._over.is_set():
+            turn += 1
+            # Another conversation each time: they go everywhere.
+            async with self.cluster.client(user * 1_000 + turn, self.retries) as client:
+                try:
+                    text = (await client.generate(KNOWN)).text
+                    assert text == CAPITAL.answer
+                except ServerUnavailable as error:
+                    self.outcomes[str(error)] += 1
+                else:
+                    self.outcomes["answered"] += 1
+            await asyncio.sleep(PAUSE_SECONDS)  # a server that starts needs some CPU, too
+
+
+async def test_who_comes_is_asked_when_it_can_answer(rising: Cluster) -> None:
+    """While three replicas load their model others answer; from then on they do, too, and no request ever fails."""
+    async with Load(rising) as load:
+        await load.more()
+        for replica in rising.mortal:
+            await asyncio.to_thread(replica.wait)
+        await rising.sends_to(*rising.tritons)
+        await load.more()
+    assert set(load.outcomes) == {"answered"}
 
 
 async def test_a_conversation_stays_where_its_prefix_is(cluster: Cluster) -> None:
@@ -177,45 +239,6 @@ async def test_the_gateway_names_conversations_too(cluster: Cluster, tmp_path: P
     assert sum(served) > 1, "all conversations went to one replica"
 
 
-@dataclass(slots=True)
-class Load:
-    """Users who ask one question after the other, streamed and whole in turn, and what came of it."""
-
-    cluster: Cluster
-    retries: Retries = ONCE
-    outcomes: Counter[str] = field(default_factory=Counter)
-    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    _over: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def __aenter__(self) -> Self:
-        self._tasks = [asyncio.create_task(self._ask(user)) for user in range(USERS)]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._over.set()
-        await asyncio.gather(*self._tasks)
-
-    async def more(self, answers: int = 6 * USERS) -> None:
-        """Wait until so many more were answered."""
-        wanted = self.outcomes["answered"] + answers
-        await eventually(lambda: self.outcomes["answered"] >= wanted, "the load goes on", 60)
-
-    async def _ask(self, user: int) -> None:
-        turn = 0
-        while not self._over.is_set():
-            turn += 1
-            # Another conversation each time: they go everywhere.
-            async with self.cluster.client(user * 1_000 + turn, self.retries) as client:
-                try:
-                    text = (await client.generate(KNOWN)).text
-                    assert text == CAPITAL.answer
-                except ServerUnavailable as error:
-                    self.outcomes[str(error)] += 1
-                else:
-                    self.outcomes["answered"] += 1
-            await asyncio.sleep(PAUSE_SECONDS)  # a server that starts needs some CPU, too
-
-
 async def begun(stack: AsyncExitStack, cluster: Cluster, on: Triton, least: int = 2) -> list[AsyncStream]:
     """Open long streams until so many of them, beside the load, are answered by a certain replica; all have begun."""
     opened: list[AsyncStream] = []
@@ -239,17 +262,17 @@ async def outcome(stream: AsyncStream) -> str:
 
 async def test_a_dead_engine_is_sent_nothing_more(cluster: Cluster) -> None:
     """Triton goes on to call itself ready; Envoy hears of it from the probe, and the client's retry hides the rest."""
-    victim = cluster.second.triton
+    victim = cluster.numb.triton
     async with Load(cluster, PATIENT) as load:
         await load.more()
         victim.engine_core(TINY).kill()
-        await cluster.sends_to(cluster.shared, cluster.first.triton)
+        await cluster.sends_to(cluster.shared, cluster.leaving.triton, cluster.killed.triton)
         await load.more()
     assert set(load.outcomes) == {"answered"}
     assert victim.server.is_ready()
-    status, reason = cluster.second.probe.status()
+    status, reason = cluster.numb.probe.status()
     assert (status, "the engine is dead" in reason) == (503, True)
-    assert cluster.second.probe.status("/live")[0] == 503, "it is to be started again"
+    assert cluster.numb.probe.status("/live")[0] == 503, "it is to be started again"
     async with Load(cluster, ONCE) as load:
         await load.more()
     assert set(load.outcomes) == {"answered"}
@@ -266,7 +289,7 @@ async def ask_really(wire: Wire, times: int) -> None:
 
 async def test_unavailable_ejects_without_a_probe(cluster: Cluster) -> None:
     """Where statuses are real, Envoy asks another replica before the first byte, and after three drops the dead."""
-    endpoints = Endpoint(cluster.shared.server.grpc_port, 1), cluster.second.endpoint
+    endpoints = Endpoint(cluster.shared.server.grpc_port, 1), cluster.numb.endpoint
     with envoy.run(endpoints, health_checks=False) as front:
         ejected = "cluster.triton.outlier_detection.ejections_enforced_consecutive_gateway_failure"
         retried = "cluster.triton.upstream_rq_retry_success"
@@ -281,22 +304,17 @@ async def test_unavailable_ejects_without_a_probe(cluster: Cluster) -> None:
             assert front.stat(retried) == before, "nobody asks it any more"
 
 
-async def test_a_rolling_restart_fails_nobody(cluster: Cluster) -> None:
-    """One replica comes back while others answer; then the next one drains: its streams end, new ones go elsewhere."""
+async def test_who_leaves_fails_nobody(cluster: Cluster) -> None:
+    """Told to drain, and then to end: its streams go on to their end, new ones go elsewhere."""
+    leaving = cluster.leaving.triton
     async with Load(cluster) as load, AsyncExitStack() as stack:
         await load.more()
-        await asyncio.to_thread(cluster.second.stop)
-        cluster.second.start()  # here, for a server dies with the thread that started it
-        await asyncio.to_thread(cluster.second.wait)
-        await cluster.sends_to(*cluster.tritons)
-        await load.more()
-        leaving = cluster.first.triton
         streams = await begun(stack, cluster, leaving)
         reading = [asyncio.create_task(outcome(stream)) for stream in streams]
-        assert await asyncio.to_thread(cluster.first.probe.drain) == 0
-        assert cluster.first.probe.status()[0] == 503
-        assert cluster.first.probe.status("/live")[0] == 200, "it is not to be killed for that"
-        await cluster.sends_to(cluster.shared, cluster.second.triton)
+        assert await asyncio.to_thread(cluster.leaving.probe.drain) == 0
+        assert cluster.leaving.probe.status()[0] == 503
+        assert cluster.leaving.probe.status("/live")[0] == 200, "it is not to be killed for that"
+        await cluster.sends_to(cluster.shared, cluster.killed.triton)
         assert leaving.server.exit_code is None
         leaving.server.terminate()
         assert set(await asyncio.gather(*reading)) == {"complete"}
@@ -304,12 +322,12 @@ async def test_a_rolling_restart_fails_nobody(cluster: Cluster) -> None:
         await load.more()
     assert leaving.server.exit_code == 0
     assert set(load.outcomes) == {"answered"}
-    await eventually(lambda: "does not answer" in cluster.first.probe.status()[1], "the next one is not drained")
+    await eventually(lambda: "does not answer" in cluster.leaving.probe.status()[1], "the next one is not drained")
 
 
 async def test_a_killed_replica_costs_only_what_had_begun(cluster: Cluster) -> None:
     """Its open streams end with UNAVAILABLE; whoever has no token yet is asked again elsewhere, and notices nothing."""
-    victim = cluster.second.triton
+    victim = cluster.killed.triton
     async with Load(cluster, PATIENT) as load, AsyncExitStack() as stack:
         await load.more()
         streams = await begun(stack, cluster, victim)
@@ -321,6 +339,18 @@ async def test_a_killed_replica_costs_only_what_had_begun(cluster: Cluster) -> N
     assert outcomes["unavailable"] >= 2
     assert set(load.outcomes) == {"answered"}
     async with Load(cluster, ONCE) as load:
+        await load.more()
+    assert set(load.outcomes) == {"answered"}
+
+
+@pytest.mark.long
+async def test_who_comes_back_is_asked_again(cluster: Cluster) -> None:
+    """The replica whose engine died is started anew at its place, which its probe has not left."""
+    async with Load(cluster) as load:
+        await asyncio.to_thread(cluster.numb.stop)
+        cluster.numb.start()  # here, for a server dies with the thread that started it
+        await asyncio.to_thread(cluster.numb.wait)
+        await cluster.sends_to(cluster.shared, cluster.numb.triton)
         await load.more()
     assert set(load.outcomes) == {"answered"}
 
