@@ -10,14 +10,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 import openai
 import pytest
 from tritonstream import AsyncClient, AsyncStream, Request, Retries, Sampling, ServerUnavailable
-from tritonstream.affinity import HEADER
 
 from tests.support import envoy, processes, servers, tiny_qwen3
 from tests.support.envoy import Endpoint, Envoy
@@ -66,10 +65,6 @@ class Cluster:
     def mortal(self) -> tuple[Replica, ...]:
         """Those that something will be done to."""
         return (self.numb, self.leaving, self.killed)
-
-    def client(self, user: int, retries: Retries = ONCE) -> AsyncClient:
-        """A client whose every request is of one conversation."""
-        return AsyncClient(self.envoy.grpc, retries=retries, metadata={HEADER: str(user)})
 
     async def sends_to(self, *replicas: Triton) -> None:
         """Wait until requests go to these, and to no others."""
@@ -137,16 +132,19 @@ class Load:
     cluster: Cluster
     retries: Retries = ONCE
     outcomes: Counter[str] = field(default_factory=Counter)
+    _client: AsyncClient = field(init=False)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __aenter__(self) -> Self:
+        self._client = AsyncClient(self.cluster.envoy.grpc, retries=self.retries)
         self._tasks = [asyncio.create_task(self._ask(user)) for user in range(USERS)]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._over.set()
         await asyncio.gather(*self._tasks)
+        await self._client.close()
 
     async def more(self, answers: int = 6 * USERS) -> None:
         """Wait until so many more were answered."""
@@ -157,15 +155,15 @@ class Load:
         turn = 0
         while not self._over.is_set():
             turn += 1
-            # Another conversation each time: they go everywhere.
-            async with self.cluster.client(user * 1_000 + turn, self.retries) as client:
-                try:
-                    text = (await client.generate(KNOWN)).text
-                    assert text == CAPITAL.answer
-                except ServerUnavailable as error:
-                    self.outcomes[str(error)] += 1
-                else:
-                    self.outcomes["answered"] += 1
+            # Another cache is another conversation: they go everywhere.
+            asked = replace(KNOWN, cache_salt=f"{user}-{turn}")
+            try:
+                text = (await self._client.generate(asked)).text
+                assert text == CAPITAL.answer
+            except ServerUnavailable as error:
+                self.outcomes[str(error)] += 1
+            else:
+                self.outcomes["answered"] += 1
             await asyncio.sleep(PAUSE_SECONDS)  # a server that starts needs some CPU, too
 
 
@@ -241,11 +239,12 @@ async def test_the_gateway_names_conversations_too(cluster: Cluster, tmp_path: P
 
 async def begun(stack: AsyncExitStack, cluster: Cluster, on: Triton, least: int = 2) -> list[AsyncStream]:
     """Open long streams until so many of them, beside the load, are answered by a certain replica; all have begun."""
+    client = await stack.enter_async_context(AsyncClient(cluster.envoy.grpc, retries=ONCE))
     opened: list[AsyncStream] = []
     while on.load() < least + USERS:
         assert len(opened) < 50, "no conversation goes to that replica"
-        client = await stack.enter_async_context(cluster.client(10_000 + len(opened)))
-        opened.append(await stack.enter_async_context(client.stream(WHEEL)))
+        asked = replace(WHEEL, cache_salt=str(len(opened)))
+        opened.append(await stack.enter_async_context(client.stream(asked)))
         await anext(opened[-1])
     return opened
 
