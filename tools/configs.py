@@ -23,6 +23,7 @@ import typer
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
+from tools import parallel
 from tools.contract import MODEL, load
 
 HEADER = "# Made by `python -m tools.configs` from the table in tools/configs.py; do not edit by hand.\n"
@@ -270,13 +271,22 @@ def export(
         model: the folder that gives code and weights.
 
     Raises:
-        BadConfig: unknown variant, name or engine argument, a GPU too old, or the folder exists already.
+        BadConfig: unknown variant, name or engine argument, a GPU too old, sizes of parallelism that the model does
+            not have, or the folder exists already.
     """
     chosen = variant_named(variant)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise BadConfig(f"{name!r} is no model name: use letters, digits, dots, underscores and hyphens")
     arguments = arguments_of(chosen, engine_args)
     check_arguments(arguments, known_arguments())
+    try:
+        parallel.check(arguments)
+    except parallel.CannotSpread as error:
+        raise BadConfig(str(error)) from error
+    if instances > 1 and arguments.get("data_parallel_size", 1) > 1:
+        raise BadConfig(
+            f"instances must be 1 with data_parallel_size {arguments['data_parallel_size']}, got {instances}"
+        )
     if capability is not None:
         check_capability(chosen, arguments, capability)
     check_weights(chosen, str(arguments["model"]), cpu=False)
@@ -375,6 +385,10 @@ def export_command(
     ] = None,
     lora_modules: Annotated[str, typer.Option(help="JSON object of LoRA adapters: their names and folders")] = "{}",
     instances: Annotated[int, typer.Option(min=1, help="stub processes that share the one engine")] = 1,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that every layer is split over")] = 1,
+    pipeline_parallel: Annotated[int, typer.Option(min=1, help="groups of layers, on GPUs of their own")] = 1,
+    data_parallel: Annotated[int, typer.Option(min=1, help="engines side by side behind the one queue")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="machines that the first two are laid over")] = 1,
     link: Annotated[bool, typer.Option("--link", help="link to code and weights instead of copying")] = False,
     capability: Annotated[
         str, typer.Option(help="compute capability of the GPU that will serve it, like 8.6; default: this machine's")
@@ -386,7 +400,12 @@ def export_command(
             variant,
             name,
             to,
-            engine_args=_object("--engine-args", engine_args),
+            engine_args={
+                **parallel.arguments(
+                    tensor=tensor_parallel, pipeline=pipeline_parallel, data=data_parallel, nodes=nodes
+                ),
+                **_object("--engine-args", engine_args),
+            },
             tool_call_parser=tool_call_parser,
             lora_modules=_object("--lora-modules", lora_modules),
             instances=instances,

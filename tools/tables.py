@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tools import deployments, report, tune, variants_report
+from tools import capacity, deployments, report, tune, variants_report
 from tools.environment import ROOT
 
 REPORTS = ROOT / "docs" / "benchmarks"
@@ -22,6 +22,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "variants": variants_report.table,
     "deployments": deployments.markdown,
     "tuning": tune.tabulate,
+    "capacity": capacity.table,
 }
 TABLES = (  # file, kind, report
     ("README.md", "headline", "h200"),
@@ -33,6 +34,7 @@ TABLES = (  # file, kind, report
     ("docs/benchmarks.md", "deployments", "deployments-h200"),
     ("docs/benchmarks.md", "tuning", "tune-cpu"),
     ("docs/benchmarks.md", "tuning", "tune-h200"),
+    ("deploy/capacity.md", "capacity", "h200"),
 )
 
 

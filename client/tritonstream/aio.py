@@ -36,10 +36,9 @@ class AsyncStream:
     for one task; only `cancel` may be called from another.
     """
 
-    def __init__(self, pool: Pool[rpc.Link], exchange: Exchange, metadata: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, pool: Pool[rpc.Link], exchange: Exchange) -> None:
         self._pool = pool
         self._exchange = exchange
-        self._metadata = metadata
         self._waiting: deque[Delta] = deque()
         self._lane: Lane[rpc.Link] | None = None
         self._call: Any = None
@@ -123,7 +122,7 @@ class AsyncStream:
     def _open(self) -> None:
         message, timeout = self._exchange.send()
         self._lane = self._pool.take()
-        self._call = self._lane.channel.infer(message, timeout=timeout, metadata=self._metadata)
+        self._call = self._lane.channel.infer(message, timeout=timeout, metadata=self._exchange.metadata)
 
     def _close(self) -> None:
         if self._call is not None and self._lane is not None:
@@ -206,7 +205,7 @@ class AsyncClient:
         return await self._ask(question.models(), deadline)
 
     def _stream(self, request: Request, *, stream: bool) -> AsyncStream:
-        return AsyncStream(self._pool, Exchange(request, self._retries, stream=stream), self._metadata)
+        return AsyncStream(self._pool, Exchange(request, self._retries, stream=stream, metadata=self._metadata))
 
     async def _probe(self, asked: Question[bool], deadline: float) -> bool:
         try:

@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 import grpc
 import tenacity
 
-from tritonstream import status, wire
+from tritonstream import affinity, status, wire
 from tritonstream.connection import Retries
 from tritonstream.delta import Delta
 from tritonstream.errors import Cancelled, DeadlineExceeded, ServerError, TritonstreamError
@@ -39,18 +39,22 @@ class Retrying(TypedDict):
 class Exchange:
     """One request from its first sending to its end.
 
-    `started` turns true with the first response, after which nothing is sent again. `cancelled` is set by the client
-    when this side gives up.
+    `metadata` is what goes with the call: what the user gave, and the name of the conversation where that is not among
+    it. `started` turns true with the first response, after which nothing is sent again. `cancelled` is set by the
+    client when this side gives up.
     """
 
-    __slots__ = ("_complete", "_deadline", "_ends_at", "_message", "_retries", "cancelled", "started")
+    __slots__ = ("_complete", "_deadline", "_ends_at", "_message", "_retries", "cancelled", "metadata", "started")
 
-    def __init__(self, request: Request, retries: Retries, *, stream: bool) -> None:
+    def __init__(
+        self, request: Request, retries: Retries, *, stream: bool, metadata: tuple[tuple[str, str], ...] = ()
+    ) -> None:
         self._message = wire.encode(request, stream=stream)
         self._deadline = request.deadline
         self._ends_at: float | None = None
         self._retries = retries
         self._complete = False
+        self.metadata = affinity.named(metadata, request)
         self.started = False
         self.cancelled = False
 

@@ -47,6 +47,8 @@ _NETWORK_WORDS = (
     "rst_stream",
     "transport closed",
 )
+# What gRPC makes of a stream that was reset and has no status: so a proxy (Envoy) ends one whose server it lost.
+_UNTOLD = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 # Triton (seen in 2.51) checks names, types and shapes before the model and reports them as text within the stream,
 # without a code.
 _NOT_FOUND_WORDS = ("is not found", "unknown model")
@@ -77,6 +79,8 @@ def from_status(code: grpc.StatusCode, details: str | None) -> TritonstreamError
     if _SPELLED.match(said):
         return from_message(said)
     network = any(word in said.lower() for word in _NETWORK_WORDS)
+    if code in _UNTOLD and "rst_stream" in said.lower():
+        return ServerUnavailable(said, blame="network")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(f"nothing was heard of the server until the deadline ({said})", blame="network")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in said:  # either side's limit on one message

@@ -34,10 +34,9 @@ class Stream:
     thread; only `cancel` may be called from another.
     """
 
-    def __init__(self, pool: Pool[rpc.Link], exchange: Exchange, metadata: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, pool: Pool[rpc.Link], exchange: Exchange) -> None:
         self._pool = pool
         self._exchange = exchange
-        self._metadata = metadata
         self._waiting: deque[Delta] = deque()
         self._lane: Lane[rpc.Link] | None = None
         self._call: Any = None
@@ -115,7 +114,7 @@ class Stream:
     def _open(self) -> None:
         message, timeout = self._exchange.send()
         self._lane = self._pool.take()
-        self._call = self._lane.channel.infer(message, timeout=timeout, metadata=self._metadata)
+        self._call = self._lane.channel.infer(message, timeout=timeout, metadata=self._exchange.metadata)
         if self._exchange.cancelled:  # by another thread, which found no call to cancel yet
             self._call.cancel()
 
@@ -200,7 +199,7 @@ class Client:
         return self._ask(question.models(), deadline)
 
     def _stream(self, request: Request, *, stream: bool) -> Stream:
-        return Stream(self._pool, Exchange(request, self._retries, stream=stream), self._metadata)
+        return Stream(self._pool, Exchange(request, self._retries, stream=stream, metadata=self._metadata))
 
     def _probe(self, asked: Question[bool], deadline: float) -> bool:
         try:

@@ -48,6 +48,11 @@ def block(headers: tuple[tuple[str, str], ...]) -> bytes:
     return bytes(encoder.encode(headers))
 
 
+def literal(headers: tuple[tuple[str, str], ...]) -> bytes:
+    """Spell headers that come once, to follow a block: they are looked up in no table, and put into none."""
+    return bytes(hpack.Encoder().encode([(name, value, True) for name, value in headers])) if headers else b""
+
+
 class Call:
     """One stream: what it has received, and what is still to be sent. Made by `Connection.call`.
 
@@ -193,13 +198,15 @@ class Connection(asyncio.Protocol):
         """Whether another call can be made here."""
         return self.closing is None and len(self._calls) < self._max_streams and self._next <= LAST_STREAM
 
-    def call(self, headers: tuple[tuple[str, str], ...], body: bytes) -> Call:
-        """Begin a call and send its only message. Raises Refused."""
+    def call(
+        self, headers: tuple[tuple[str, str], ...], body: bytes, metadata: tuple[tuple[str, str], ...] = ()
+    ) -> Call:
+        """Begin a call and send its only message; `metadata` is what only this call has. Raises Refused."""
         if not self.has_room:
             raise Refused(self.closing or "the connection carries as many calls as the server allows")
         call = self._calls[self._next] = Call(self, self._next, self._stream_window)
         self._next += 2
-        self.write(frame(HEADERS, END_HEADERS, call.stream, block(headers)))
+        self.write(frame(HEADERS, END_HEADERS, call.stream, block(headers) + literal(metadata)))
         call.send(b"\0" + _UINT32.pack(len(body)) + body)
         return call
 

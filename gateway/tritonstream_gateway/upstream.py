@@ -93,7 +93,9 @@ class Upstream:
             raise from_status(code, details)
         return asked.read(getattr(service_pb2, f"{asked.method}Response").FromString(found[0]))
 
-    async def call(self, method: str, message: Any, seconds: float | None) -> Call:
+    async def call(
+        self, method: str, message: Any, seconds: float | None, metadata: tuple[tuple[str, str], ...] = ()
+    ) -> Call:
         """Begin a call that may take so long. Raises ServerUnavailable when nobody can be reached."""
         body = message.SerializeToString()
         headers = [
@@ -109,7 +111,7 @@ class Upstream:
         for _ in range(CONNECTIONS + 1):
             connection = await self._connection()
             with contextlib.suppress(Refused):  # full: the next is another
-                return connection.call(tuple(headers), body)
+                return connection.call(tuple(headers), body, metadata)
         raise ServerUnavailable("Triton takes no further calls", blame="server")
 
     async def _connection(self) -> Connection:
@@ -166,7 +168,7 @@ class Answer:
     async def __aenter__(self) -> Self:
         """Send the request."""
         message, timeout = self._exchange.send()
-        self._call = await self._upstream.call(_STREAM_INFER, message, timeout)
+        self._call = await self._upstream.call(_STREAM_INFER, message, timeout, self._exchange.metadata)
         if timeout is not None:
             self._timer = asyncio.get_running_loop().call_later(timeout, self._expire)
         return self

@@ -112,6 +112,27 @@ async def test_messages_however_they_are_cut() -> None:
         assert (call.headers["grpc-status"], call.error) == ("0", None)
 
 
+async def test_what_only_one_call_has_follows_what_all_have() -> None:
+    """A peer reads the headers of call after call, each with metadata of its own, and remembers none of them."""
+    metadata = [(("x-conversation", str(number)),) for number in range(3)]
+    seen: list[list[tuple[str, str]]] = []
+
+    async def script(peer: Peer) -> None:
+        decoder = hpack.Decoder()
+        await peer.begin()
+        while len(seen) < len(metadata):
+            _, _, stream, block = await peer.until(http2.HEADERS)
+            seen.append([(str(name), str(value)) for name, value in decoder.decode(block)])
+            peer.send(peer.end(stream))
+
+    async with connected(script) as connection:
+        for one in metadata:
+            call = connection.call(HEADERS, b"", one)
+            while not call.closed:
+                await call.read()
+    assert seen == [[*HEADERS, *one] for one in metadata]
+
+
 async def test_a_header_block_in_fragments() -> None:
     """HEADERS and its CONTINUATIONs are one block."""
 

@@ -1,0 +1,209 @@
+"""Whether a Triton can answer, told truly: for Kubernetes, a proxy or a container's health check.
+
+Triton goes on to call itself ready when an engine died or hangs; the served model's own metrics know better. Here both
+are asked. `python -m tools.health ready` (or `live`) says it with its exit code; `serve` says it over HTTP, beside the
+server that it tells of, at /ready and /live; `drain` has that one say that the server is leaving, and waits until
+whoever routes has heard it. Standard library only: the file runs alone, with any Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import re
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+ASK_SECONDS = 2.0
+# Routers ask several times a second, each for itself; the server is asked at most so often.
+KEEP_SECONDS = 0.25
+HTTP, METRICS, PORT = "http://127.0.0.1:8000", "http://127.0.0.1:8002/metrics", 8003
+ALIVE, STALLED, TOLD = (
+    f"tritonstream:{name}" for name in ("engine_alive", "engine_stalled_seconds", "metrics_timestamp_seconds")
+)
+_SAMPLE = re.compile(rf"^({ALIVE}|{STALLED}|{TOLD})\{{(.*)\}} (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Seconds beyond which something is wrong: `stalled` without progress while somebody waits, `silent` metrics."""
+
+    stalled: float
+    silent: float
+
+
+# Not ready: others shall answer for a while. Not alive: it will not get better, and is to be started again.
+READY, LIVE = Bounds(stalled=30, silent=15), Bounds(stalled=120, silent=60)
+
+
+def failing(triton: str, metrics: str, bounds: Bounds, *, models: bool = True) -> str | None:
+    """Say why the server cannot answer; None when it can. `models`: whether all of them must be ready."""
+    try:
+        path = "/v2/health/ready" if models else "/v2/health/live"
+        status, _ = _get(triton + path)
+        if status != 200:
+            return f"Triton is not {path.rpartition('/')[2]}"
+        status, page = _get(metrics)
+    except (OSError, http.client.HTTPException) as error:
+        return f"Triton does not answer: {error}"
+    return told(page, bounds, time.time()) if status == 200 else f"Triton's metrics answer with status {status}"
+
+
+def told(page: str, bounds: Bounds, now: float) -> str | None:
+    """Say what a page of metrics tells against the server at the Unix time `now`; None when it is nothing."""
+    found = _SAMPLE.findall(page)
+    if not any(name == ALIVE for name, _, _ in found):
+        return "there is no engine"
+    for name, labels, value in found:
+        if name == ALIVE and float(value) == 0:
+            return f"the engine is dead: {labels}"
+        if name == STALLED and float(value) > bounds.stalled:
+            return f"the engine has made no progress for {float(value):.0f} s: {labels}"
+        if name == TOLD and now - float(value) > bounds.silent:
+            return f"the process that runs the model has said nothing for {now - float(value):.0f} s: {labels}"
+    return None
+
+
+def gone(triton: str) -> bool:
+    """Whether nobody listens where Triton did."""
+    try:
+        _get(triton + "/v2/health/live")
+    except ConnectionRefusedError:
+        return True
+    except (OSError, http.client.HTTPException):
+        pass
+    return False
+
+
+def _get(url: str, method: str = "GET") -> tuple[int, str]:
+    """Fetch a page. Raises OSError or HTTPException."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=ASK_SECONDS)
+    try:
+        connection.request(method, parts.path or "/")
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode("utf-8", "replace")
+    finally:
+        connection.close()
+
+
+class Health(ThreadingHTTPServer):
+    """The endpoint beside a server: GET /ready and /live, POST /drain."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], triton: str, metrics: str) -> None:
+        """Listen at once; `serve_forever` answers."""
+        super().__init__(address, Handler)
+        self._triton, self._metrics = triton, metrics
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[float, str | None]] = {}
+        self.draining = False
+
+    def failing(self, path: str) -> str | None:
+        """Say why a path's answer is no; None when it is yes."""
+        if path == "/ready" and self.draining:
+            # A container that is started again in its pod finds the endpoint of the one that left.
+            self.draining = not gone(self._triton)
+            return "the server is leaving"
+        with self._lock:
+            at, reason = self._known.get(path, (0.0, None))
+            if time.monotonic() - at > KEEP_SECONDS:
+                ready = path == "/ready"
+                reason = failing(self._triton, self._metrics, READY if ready else LIVE, models=ready)
+                self._known[path] = time.monotonic(), reason
+        return reason
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request to the endpoint."""
+
+    server: Health
+    timeout = 60
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        """Answer a probe."""
+        if self.path not in ("/ready", "/live"):
+            self._reply(404, {"reason": f"there is no {self.path:.100}"})
+            return
+        reason = self.server.failing(self.path)
+        self._reply(200 if reason is None else 503, {"status": "ok"} if reason is None else {"reason": reason})
+
+    def do_POST(self) -> None:
+        """Begin to say that the server is leaving: only a process of the same pod may have that said."""
+        if self.path != "/drain" or not self.client_address[0].startswith(("127.", "::1")):
+            self._reply(404, {"reason": f"there is no {self.path:.100}"})
+            return
+        self.server.draining = True
+        self._reply(200, {"status": "draining"})
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing: probes come all the time."""
+
+    def _reply(self, status: int, said: dict[str, str]) -> None:
+        body = json.dumps(said).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def drain(port: int, notice: float) -> int:
+    """Have the endpoint on `port` say that the server is leaving, and wait `notice` seconds; returns an exit code."""
+    code = 0
+    try:
+        status, said = _get(f"http://127.0.0.1:{port}/drain", "POST")
+        if status != 200:
+            raise OSError(f"status {status}: {said}")
+    except (OSError, http.client.HTTPException) as error:
+        print(f"nobody could be told: {error}", file=sys.stderr)
+        code = 1
+    time.sleep(notice)
+    return code
+
+
+def _serve(host: str, port: int, triton: str, metrics: str) -> int:
+    with Health((host, port), triton, metrics) as health:
+        signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=health.shutdown).start())
+        print(f"health at http://{host}:{health.server_address[1]}/ready and /live", flush=True)
+        health.serve_forever(poll_interval=0.2)
+    return 0
+
+
+def command_line() -> argparse.ArgumentParser:
+    """Make the parser of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tools.health", description=__doc__)
+    parser.add_argument("action", choices=("ready", "live", "serve", "drain"))
+    parser.add_argument("--http", default=HTTP, help=f"Triton's HTTP endpoints; default: {HTTP}")
+    parser.add_argument("--metrics", default=METRICS, help=f"Triton's metrics; default: {METRICS}")
+    parser.add_argument("--host", default="127.0.0.1", help="address that serve listens on; default: %(default)s")
+    parser.add_argument("--port", type=int, default=PORT, help="port of serve and drain; default: %(default)s")
+    parser.add_argument(
+        "--notice", type=float, default=10, help="seconds that drain leaves to whoever routes; default: %(default)s"
+    )
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0 for yes."""
+    chosen = command_line().parse_args(arguments)
+    if chosen.action == "serve":
+        return _serve(chosen.host, chosen.port, chosen.http, chosen.metrics)
+    if chosen.action == "drain":
+        return drain(chosen.port, chosen.notice)
+    ready = chosen.action == "ready"
+    reason = failing(chosen.http, chosen.metrics, READY if ready else LIVE, models=ready)
+    print("ok" if reason is None else reason)
+    return int(reason is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
