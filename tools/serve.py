@@ -111,31 +111,32 @@ def main(
     ports = (http_port, grpc_port, metrics_port, *((gateway_port,) if with_gateway else ()))
     folder = Path(model) if model else None
     try:
-        variant = configs.variant_named(variant).name if variant else models.variant_of(folder)
-        plan = checks.Plan(host=host, ports=ports, gpu=gpu, variant=variant, model=folder)
-        found = checks.failures(checks.run(plan))
-        for failure in found:
-            progress.say(f"error: {failure}")
-        if found:
-            raise typer.Exit(1)
-        own = _given(Path(repository)) if repository else _made(plan, name, instances, progress)
-        with Signals(progress) as signals, own as (repository_folder, served):
-            default = Path(".cache", f"tritonserver-{http_port}.log").absolute()
-            log_path = Path(log) if log and log != STDERR else default
-            server = launch(
-                repository_folder,
-                http_port=http_port,
-                grpc_port=grpc_port,
-                metrics_port=metrics_port,
-                host=host,
-                env={"HF_HUB_OFFLINE": "1"},  # the model is a folder by now
-                log=log_path,
-                relay=log == STDERR,
-                exit_timeout=drain,
-            )
-            signals.server = server
-            front_log = log_path.with_name(f"gateway-{gateway_port}.log")
-            _attend(server, served, drain, progress, signals, (gateway_port, front_log) if with_gateway else None)
+        with Signals(progress) as signals:  # from here on: the first process of a container has no default of its own
+            variant = configs.variant_named(variant).name if variant else models.variant_of(folder)
+            plan = checks.Plan(host=host, ports=ports, gpu=gpu, variant=variant, model=folder)
+            found = checks.failures(checks.run(plan))
+            for failure in found:
+                progress.say(f"error: {failure}")
+            if found:
+                raise typer.Exit(1)
+            own = _given(Path(repository)) if repository else _made(plan, name, instances, progress)
+            with own as (repository_folder, served):
+                default = Path(".cache", f"tritonserver-{http_port}.log").absolute()
+                log_path = Path(log) if log and log != STDERR else default
+                server = launch(
+                    repository_folder,
+                    http_port=http_port,
+                    grpc_port=grpc_port,
+                    metrics_port=metrics_port,
+                    host=host,
+                    env={"HF_HUB_OFFLINE": "1"},  # the model is a folder by now
+                    log=log_path,
+                    relay=log == STDERR,
+                    exit_timeout=drain,
+                )
+                signals.server = server
+                front_log = log_path.with_name(f"gateway-{gateway_port}.log")
+                _attend(server, served, drain, progress, signals, (gateway_port, front_log) if with_gateway else None)
     except (LaunchFailed, configs.BadConfig, models.ModelUnavailable) as error:
         progress.say(f"error: {error}")
         raise typer.Exit(1) from error

@@ -72,7 +72,7 @@ def test_a_gpu_is_reserved_but_for_the_cpu() -> None:
 
 
 def test_a_drain_has_its_time() -> None:
-    """Docker kills after the grace period: it is longer than what open requests are given and the engine's end takes."""
+    """Docker kills after the grace period: it is longer than what open requests and the engine's end are given."""
     found = services(*GPU)
     assert seconds(found["triton"]["stop_grace_period"]) > DRAIN_SECONDS + 15
     assert seconds(found["gateway"]["stop_grace_period"]) > DRAIN_SECONDS + 10
@@ -140,7 +140,7 @@ def test_one_tag_of_nvidias_image_is_meant() -> None:
 
 
 def test_an_image_is_built_from_what_is_listed_alone() -> None:
-    """No environment, cache, weight or secret of a checkout gets into a layer: everything is left out but some folders."""
+    """No environment, cache, weight or secret of a checkout gets into a layer: all is left out but some folders."""
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*"
