@@ -129,7 +129,7 @@ def main(
                     grpc_port=grpc_port,
                     metrics_port=metrics_port,
                     host=host,
-                    env={"HF_HUB_OFFLINE": "1"},  # the model is a folder by now
+                    env={} if repository else {"HF_HUB_OFFLINE": "1"},  # a model made ready is a folder by now
                     log=log_path,
                     relay=log == STDERR,
                     exit_timeout=drain,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
 
@@ -17,13 +19,13 @@ async def test_every_metric_and_label_that_is_asked_for_exists(
 
     A gateway's counter is there once it has counted: so one request is answered, one refused, and one left.
     """
-    question = [{"role": "user", "content": "What is 8 plus 5?"}]
-    await aclient.chat.completions.create(model=triton.model, messages=question)  # type: ignore[arg-type]
+    question: Any = [{"role": "user", "content": "What is 8 plus 5?"}]
+    await aclient.chat.completions.create(model=triton.model, messages=question)
     with pytest.raises(openai.BadRequestError):
-        await aclient.chat.completions.create(model=triton.model, messages=question, top_p=7)  # type: ignore[arg-type]
+        await aclient.chat.completions.create(model=triton.model, messages=question, top_p=7)
     stream = await aclient.chat.completions.create(
         model=triton.model,
-        messages=question,  # type: ignore[arg-type]
+        messages=question,
         stream=True,
         extra_body={"ignore_eos": True},
     )

@@ -168,6 +168,8 @@ def test_options_come_from_the_environment_too(serve: Callable[..., Serving], mo
     assert "Started GRPCInferenceService" in serving.said
     assert "log      /dev/stderr" in serving.said
     assert "OpenAI" not in serving.said
+    # A repository of the user's own may name a model of the hub.
+    assert "HF_HUB_OFFLINE" not in serving.named("tritonserver").environ()
     serving.signal(signal.SIGTERM)
     assert serving.end() == 0
     assert "requests in flight have up to 7 s" in serving.said
