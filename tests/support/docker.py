@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ START_SECONDS = 60.0
 BUILD_SECONDS = 1_800.0
 KEPT = "20GB"  # of layers, in the cache of a daemon of our own
 LIMIT = "20000:20000"  # where the daemon's own limits are lower than the default that it asks for, no container starts
+
+SERVER, GATEWAY, STANDIN = "tritonstream-test-server", "tritonstream-test-gateway", "tritonstream-test-standin"
+Build = Callable[[str, Path, Mapping[str, str]], None]
 
 
 class NoDocker(Exception):
