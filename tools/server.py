@@ -190,7 +190,7 @@ class Relay:
         with source:
             for line in source:
                 text = line.decode(errors="replace")
-                self._lines.append(text.rstrip())
+                self._lines.append(text.rstrip("\n"))
                 sys.stderr.write(text)
                 sys.stderr.flush()
 

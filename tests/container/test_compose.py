@@ -34,7 +34,7 @@ WHEEL: dict[str, Any] = {
     "messages": [{"role": "user", "content": tiny_qwen3.WHEEL_QUESTION}],
     "chat_template_kwargs": {"enable_thinking": False},
 }
-TOKENS = 400
+TOKENS = 1_500  # three seconds at least: the engine can be frozen before it has made them
 OURS = ("triton", "gateway")
 UP_SECONDS = 240.0  # for a model to be there again, where everything else has started too
 # The health check is looked at every 10 s, and three times before a container counts as unhealthy.
@@ -224,7 +224,7 @@ async def test_stopping_the_gateway_loses_nothing_that_runs(project: Project) ->
         pieces = [(await anext(stream)).choices[0].delta.content or "" for _ in range(5)]
         to_engine(project, signal.SIGSTOP)
         stopping = asyncio.create_task(asyncio.to_thread(project.compose, "stop", "gateway"))
-        await eventually(lambda: "draining" in probe(project, "gateway")[1], "its health check says so", 30)
+        await eventually(lambda: "shutting down" in probe(project, "gateway")[1], "its health check says so", 30)
         async with gateway(project) as other:
             with pytest.raises(openai.InternalServerError) as refused:
                 await other.chat.completions.create(model=MODEL, messages=CHAT["messages"])

@@ -137,7 +137,8 @@ MORTAL = """
 
     def execute(self, requests):
         self.alive.set(0)
-        return [pb_utils.InferenceResponse([request.inputs()[0]]) for request in requests]
+        texts = [request.inputs()[0].as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("text", text)]) for text in texts]
 """
 
 
