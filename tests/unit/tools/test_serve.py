@@ -129,10 +129,10 @@ def test_a_death_ends_it_with_the_log(serve: Callable[..., Serving], victim: str
 
 MORTAL = """
     def initialize(self, args):
-        family = pb_utils.MetricFamily(
+        self.family = pb_utils.MetricFamily(
             name="tritonstream:engine_alive", description="for the test", kind=pb_utils.MetricFamily.GAUGE
         )
-        self.alive = family.Metric(labels={"model": "echo"})
+        self.alive = self.family.Metric(labels={"model": "echo"})
         self.alive.set(1)
 
     def execute(self, requests):
