@@ -20,6 +20,6 @@ RUN packages=/usr/local/lib/python3.11/dist-packages; \
     chmod +x /opt/tritonserver/backends/python/triton_python_backend_stub; \
     rm -rf "$packages"/pytriton "$packages"/nvidia_pytriton-*
 ENV LD_LIBRARY_PATH=/opt/tritonserver/nvidia_pytriton.libs \
-    PATH=/opt/tritonserver/bin:/usr/local/bin:/usr/bin:/bin
+    PATH=/opt/tritonserver/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 HEALTHCHECK NONE
 ENTRYPOINT []
