@@ -153,6 +153,15 @@ def daemon(folder: Path, cache: Path) -> Iterator[Docker]:
         finally:
             process.terminate()
             process.wait(60)
+            _unmount(folder)
+
+
+def _unmount(folder: Path) -> None:
+    """Unmount what a daemon left mounted in its folder, which could not be removed else: its network namespace."""
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+        place = line.split()[1]
+        if Path(place).is_relative_to(folder):
+            subprocess.run([program("umount"), place], check=True)
 
 
 @dataclass(frozen=True, slots=True)
