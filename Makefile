@@ -19,12 +19,14 @@ GATEWAY_PORT ?= 9000
 # make load SCENARIO=ramp TARGET=http://127.0.0.1:9000
 SCENARIO ?= steady
 TARGET ?= $(HOST):$(GRPC_PORT)
+# make image BASE_IMAGE=debian:bookworm-slim KIND=cpu
+BUILD = $(foreach name,BASE_IMAGE KIND,$(if $($(name)),--build-arg $(name)=$($(name))))
 SERVE = --model "$(MODEL)" --name "$(NAME)" --variant "$(VARIANT)" --host "$(HOST)" --instances $(INSTANCES) \
 	--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT) \
 	--gateway-port $(GATEWAY_PORT) $(if $(filter 0 no false,$(GATEWAY)),--no-gateway)
 
 .DEFAULT_GOAL := help
-.PHONY: help environment environment-dev serve chat test lint format bench load doctor configs lock clean
+.PHONY: help environment environment-dev serve chat test test-container image lint format bench load doctor configs lock clean
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -43,6 +45,13 @@ chat: environment ## talk to the served model; PORT= as for serve
 
 test: environment-dev ## every test; ARGS= goes to pytest
 	@$(VENV)/python -m pytest $(ARGS)
+
+test-container: environment-dev ## the tests of the containers: as root, with Debian's docker.io and debootstrap
+	@$(VENV)/python -m pytest -m container tests/container $(ARGS)
+
+image: ## build both images; BASE_IMAGE=debian:bookworm-slim KIND=cpu for a machine without a GPU
+	@export DOCKER_BUILDKIT=1 && docker build --file docker/Dockerfile --tag tritonstream $(BUILD) . && \
+		docker build --file docker/gateway.Dockerfile --tag tritonstream-gateway .
 
 lint: environment-dev ## ruff, ruff format, mypy --strict, generated files
 	@$(VENV)/python -m tools.lint

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -20,7 +21,7 @@ import psutil
 
 from tools import configs, models
 from tools.contract import MODEL
-from tools.server import SHARED_MEMORY, Installation, LaunchFailed, port_taken
+from tools.server import SHARED_MEMORY, LaunchFailed, SystemInstallation, installation, port_taken
 
 # Triton's Python backend begins with 1 MB for each stub and grows with the answers under way.
 SHARED_MEMORY_MB = 64
@@ -55,14 +56,23 @@ class Plan:
     kv_cache_gb: float = 2.0
 
 
-def run(plan: Plan) -> Iterator[Finding]:
-    """Run all checks, the cheapest first."""
+def installed() -> Iterator[Finding]:
+    """Run those that look at what is installed, and at nothing of the machine: an image can be asked them at its build.
+
+    A tritonserver of the system's has its own Python and the NumPy that it wants; neither is this one.
+    """
     yield triton()
-    yield shared_python()
-    yield kernel(platform.release())
-    yield numpy(_version("numpy"))
+    if not _of_the_system():
+        yield shared_python()
+        yield numpy(_version("numpy"))
     yield vllm(configs.vllm_version())
     yield sources(MODEL)
+
+
+def run(plan: Plan) -> Iterator[Finding]:
+    """Run all checks, the cheapest first."""
+    yield from installed()
+    yield kernel(platform.release())
     for port in plan.ports:
         yield port_free(plan.host, port)
     yield shared_memory(SHARED_MEMORY)
@@ -83,18 +93,29 @@ def failures(findings: Iterator[Finding]) -> list[Finding]:
 
 
 def triton() -> Finding:
-    """The wheel with tritonserver is there, with a stub for this Python."""
+    """There is the wheel with tritonserver, with a stub for this Python, or a tritonserver of the system's."""
     try:
-        found = Installation.find()
+        found = installation()
     except LaunchFailed as error:
         said, _, remedy = str(error).rpartition(": ")
         return Finding("tritonserver", False, said, remedy)
+    if isinstance(found, SystemInstallation):
+        if found.backend.is_dir():
+            return Finding("tritonserver", True, f"{found.binary}, the system's")
+        remedy = "use an image of Triton's that has it (…-vllm-python-py3)"
+        return Finding("tritonserver", False, f"{found.binary} has no Python backend in {found.backend}", remedy)
     lacking = [str(path) for path in (found.binary, found.backend, found.libraries) if not path.exists()]
     if lacking:
         return Finding(
             "tritonserver", False, f"nvidia-pytriton lacks {lacking[0]}", "remove .venv and run `make serve`"
         )
     return Finding("tritonserver", True, f"found, with a stub for Python {sysconfig.get_python_version()}")
+
+
+def _of_the_system() -> bool:
+    with contextlib.suppress(LaunchFailed):
+        return isinstance(installation(), SystemInstallation)
+    return False
 
 
 def shared_python() -> Finding:

@@ -22,6 +22,10 @@ def main(
     variant: Annotated[
         str, typer.Option(help=f"one of {', '.join(configs.VARIANTS)}; default: what the model's weights are")
     ] = "",
+    installed: Annotated[
+        bool,
+        typer.Option("--installed", help="only what is installed, nothing of the machine: for the build of an image"),
+    ] = False,
 ) -> None:
     """Check whether this machine can serve; exits with 1 when it cannot."""
     folder = Path(model) if model else None
@@ -39,7 +43,7 @@ def main(
     )
     table = Table("", "check", "found", "what to do", box=None, pad_edge=False)
     failed = 0
-    for finding in checks.run(plan):
+    for finding in checks.installed() if installed else checks.run(plan):
         failed += not finding.ok
         mark = "[green]ok[/]" if finding.ok else "[red]no[/]"
         table.add_row(mark, finding.name, finding.said, finding.remedy)

@@ -43,10 +43,14 @@ class EnvironmentFailed(Exception):
 
 @dataclass(frozen=True)  # no slots: an older Python must get as far as being refused
 class Plan:
-    """What an environment is built from: `kind` is "cpu", "gpu" or "quantize"; `dev` adds what tests need."""
+    """What an environment is built from: `kind` is "cpu", "gpu" or "quantize"; `dev` adds what tests need.
+
+    Without `project` it has all that the project needs, but not the project: an image's layer that no source changes.
+    """
 
     kind: str
     dev: bool
+    project: bool = True
 
     @property
     def lock(self) -> str:
@@ -65,7 +69,7 @@ class Plan:
             "python": sys.version,
             "server": _digest(self.kind, *pins(requirements / f"{self.lock}.txt")),
         }
-        if self.kind != QUANTIZE:
+        if self.kind != QUANTIZE and self.project:
             parts["project"] = _digest(_project_table(root))
         if self.dev:
             parts["dev"] = _digest(*pins(requirements / "dev.txt"))
@@ -347,6 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.environment", description=__doc__)
     parser.add_argument("action", nargs="?", choices=("build", "lock"), default="build")
     parser.add_argument("--dev", action="store_true", help="with what tests and linters need")
+    parser.add_argument("--no-project", action="store_true", help="without tritonstream itself")
     parser.add_argument("--kind", choices=tuple(FREE_GB), help="default: gpu where an NVIDIA GPU is found")
     chosen = parser.parse_args(arguments)
     try:
@@ -354,7 +359,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if chosen.action == "lock":
             lock()
         else:
-            ensure(Plan(chosen.kind or ("gpu" if gpu_present() else "cpu"), chosen.dev))
+            kind = chosen.kind or ("gpu" if gpu_present() else "cpu")
+            ensure(Plan(kind, chosen.dev, project=not chosen.no_project))
     except EnvironmentFailed as error:
         _PROGRESS.say(f"error: {error}")
         return 1

@@ -1,4 +1,7 @@
-"""`make serve`: checks, a model, a repository, tritonserver, the gateway; says when they are ready, leaves nothing."""
+"""`make serve`: checks, a model, a repository, tritonserver, the gateway; says when they are ready, leaves nothing.
+
+It is also what a container of the server runs, as its first process: without a gateway, its log on standard error.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tools import checks, configs, gateway, models
+from tools import checks, configs, gateway, models, probe
 from tools.contract import MODEL
 from tools.environment import gpu_present
 from tools.gateway import GatewayProcess
@@ -24,6 +27,9 @@ from tools.progress import Progress
 from tools.server import LOOPBACK, LaunchFailed, TritonServer, launch
 
 READY_SECONDS = 900.0  # a GPU compiles its kernels at the first start
+ENGINE_SECONDS = 2.0  # between two looks at the metrics port, whether the engines live
+STDERR = "-"
+_PREFIX = "TRITONSTREAM_SERVE_"
 
 # Lines of vLLM's log (0.26 and 0.32 alike), and what goes on after each.
 PHASES = (
@@ -70,22 +76,33 @@ class Signals:
             self.server.kill()
 
 
+def _option(name: str, help_text: str, *flags: str, **more: Any) -> Any:
+    return typer.Option(*flags, envvar=_PREFIX + name, help=help_text, **more)
+
+
 def main(
-    model: Annotated[str, typer.Option(help="folder of a Hugging Face model; default: the best this machine has")] = "",
-    name: Annotated[str, typer.Option(help="its name in Triton; default: its own")] = "",
+    model: Annotated[str, _option("MODEL", "folder of a Hugging Face model; default: the best this machine has")] = "",
+    name: Annotated[str, _option("NAME", "its name in Triton; default: its own")] = "",
     variant: Annotated[
-        str, typer.Option(help=f"one of {', '.join(configs.VARIANTS)}; default: what the model's weights are")
+        str,
+        _option("VARIANT", f"one of {', '.join(configs.VARIANTS)}; default: what the model's weights are"),
     ] = "",
-    instances: Annotated[int, typer.Option(min=1, help="stub processes that share the engine, for many streams")] = 1,
-    repository: Annotated[str, typer.Option(help="serve this model repository as it is, all its models")] = "",
-    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 is every one")] = LOOPBACK,
-    http_port: Annotated[int, typer.Option(help="HTTP; 0 picks a free one, as for the others")] = 8000,
-    grpc_port: Annotated[int, typer.Option(help="gRPC")] = 8001,
-    metrics_port: Annotated[int, typer.Option(help="Prometheus metrics")] = 8002,
-    gateway_port: Annotated[int, typer.Option(help="OpenAI's API")] = 9000,
-    with_gateway: Annotated[bool, typer.Option("--gateway/--no-gateway", help="start the gateway too")] = True,
-    drain: Annotated[int, typer.Option(help="seconds that requests in flight get when the server is to end")] = 30,
-    log: Annotated[str, typer.Option(help="file for the server's log")] = "",
+    instances: Annotated[
+        int, _option("INSTANCES", "stub processes that share the engine, for many streams", min=1)
+    ] = 1,
+    repository: Annotated[str, _option("REPOSITORY", "serve this model repository as it is, all its models")] = "",
+    host: Annotated[str, _option("HOST", "address to listen on; 0.0.0.0 is every one")] = LOOPBACK,
+    http_port: Annotated[int, _option("HTTP_PORT", "HTTP; 0 picks a free one, as for the others")] = 8000,
+    grpc_port: Annotated[int, _option("GRPC_PORT", "gRPC")] = 8001,
+    metrics_port: Annotated[int, _option("METRICS_PORT", "Prometheus metrics")] = 8002,
+    gateway_port: Annotated[int, _option("GATEWAY_PORT", "OpenAI's API")] = 9000,
+    with_gateway: Annotated[bool, _option("GATEWAY", "start the gateway too", "--gateway/--no-gateway")] = True,
+    drain: Annotated[
+        int, _option("DRAIN", "seconds that requests in flight get when the server is to end", min=0)
+    ] = 30,
+    log: Annotated[
+        str, _option("LOG", "file for the server's log; - is standard error, with nothing on the disk")
+    ] = "",
 ) -> None:
     """Serve a model through Triton until Ctrl-C or SIGTERM."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
@@ -94,28 +111,32 @@ def main(
     ports = (http_port, grpc_port, metrics_port, *((gateway_port,) if with_gateway else ()))
     folder = Path(model) if model else None
     try:
-        variant = configs.variant_named(variant).name if variant else models.variant_of(folder)
-        plan = checks.Plan(host=host, ports=ports, gpu=gpu, variant=variant, model=folder)
-        found = checks.failures(checks.run(plan))
-        for failure in found:
-            progress.say(f"error: {failure}")
-        if found:
-            raise typer.Exit(1)
-        own = _given(Path(repository)) if repository else _made(plan, name, instances, progress)
-        with Signals(progress) as signals, own as (repository_folder, served):
-            log_path = Path(log) if log else Path(".cache", f"tritonserver-{http_port}.log").absolute()
-            server = launch(
-                repository_folder,
-                http_port=http_port,
-                grpc_port=grpc_port,
-                metrics_port=metrics_port,
-                host=host,
-                env={"HF_HUB_OFFLINE": "1"},  # the model is a folder by now
-                log=log_path,
-                exit_timeout=drain,
-            )
-            signals.server = server
-            _attend(server, served, drain, progress, signals, gateway_port if with_gateway else None)
+        with Signals(progress) as signals:  # from here on: the first process of a container has no default of its own
+            variant = configs.variant_named(variant).name if variant else models.variant_of(folder)
+            plan = checks.Plan(host=host, ports=ports, gpu=gpu, variant=variant, model=folder)
+            found = checks.failures(checks.run(plan))
+            for failure in found:
+                progress.say(f"error: {failure}")
+            if found:
+                raise typer.Exit(1)
+            own = _given(Path(repository)) if repository else _made(plan, name, instances, progress)
+            with own as (repository_folder, served):
+                default = Path(".cache", f"tritonserver-{http_port}.log").absolute()
+                log_path = Path(log) if log and log != STDERR else default
+                server = launch(
+                    repository_folder,
+                    http_port=http_port,
+                    grpc_port=grpc_port,
+                    metrics_port=metrics_port,
+                    host=host,
+                    env={} if repository else {"HF_HUB_OFFLINE": "1"},  # a model made ready is a folder by now
+                    log=log_path,
+                    relay=log == STDERR,
+                    exit_timeout=drain,
+                )
+                signals.server = server
+                front_log = log_path.with_name(f"gateway-{gateway_port}.log")
+                _attend(server, served, drain, progress, signals, (gateway_port, front_log) if with_gateway else None)
     except (LaunchFailed, configs.BadConfig, models.ModelUnavailable) as error:
         progress.say(f"error: {error}")
         raise typer.Exit(1) from error
@@ -165,7 +186,12 @@ def _made(plan: checks.Plan, name: str, instances: int, progress: Progress) -> I
 
 
 def _attend(
-    server: TritonServer, name: str, drain: int, progress: Progress, signals: Signals, gateway_port: int | None
+    server: TritonServer,
+    name: str,
+    drain: int,
+    progress: Progress,
+    signals: Signals,
+    front_at: tuple[int, Path] | None,
 ) -> None:
     """Wait until the server is ready, then until somebody wants it to end or it ends by itself (LaunchFailed)."""
     begin = time.monotonic()
@@ -179,19 +205,20 @@ def _attend(
             ),
         )
         ready = True
-        if gateway_port is not None:
+        if front_at is not None:
             progress.update("starting the gateway", "")
             front = signals.gateway = gateway.launch(
                 server.grpc_address,
                 server.metrics_url,
                 host=server.host,
-                port=gateway_port,
+                port=front_at[0],
                 grace=drain,
-                log=server.log_path.with_name(f"gateway-{gateway_port}.log"),
+                log=front_at[1],
             )
             front.wait_ready()
         progress.say(f"ready after {time.monotonic() - begin:.0f} s")
         progress.say(greeting(server, name, front))
+        looked = time.monotonic()
         while True:
             time.sleep(1)
             if server.exit_code is not None:
@@ -202,6 +229,12 @@ def _attend(
                 )
             if front is not None and front.exit_code is not None:
                 raise LaunchFailed(front.epitaph())
+            if time.monotonic() - looked > ENGINE_SECONDS:
+                if names := _dead_engines(server):
+                    raise LaunchFailed(
+                        f"the engine of {', '.join(names)} died; the end of its log {server.log_path}:\n{server.tail()}"
+                    )
+                looked = time.monotonic()
     except Leave:
         if ready:
             progress.say(f"draining: requests in flight have up to {drain} s; Ctrl-C again kills")
@@ -213,6 +246,14 @@ def _attend(
             front.stop()
         server.stop(drain + 15.0)
     progress.say("stopped; nothing is left running")
+
+
+def _dead_engines(server: TritonServer) -> list[str]:
+    """Names of the models whose engine has died, which no engine does that could come back; none if nobody tells."""
+    try:
+        return probe.dead(probe.fetch(server.metrics_url))
+    except OSError:  # a busy server, or one that just ended: the next look tells
+        return []
 
 
 def phase(log: str) -> str:

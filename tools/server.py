@@ -1,4 +1,4 @@
-"""One tritonserver process, out of the nvidia-pytriton wheel: start, readiness, stop, and nothing left behind.
+"""One tritonserver process, of the nvidia-pytriton wheel or the system's: start, readiness, stop, nothing left behind.
 
 Used by `tools.serve` and, as a context manager, by the tests:
 
@@ -9,6 +9,7 @@ Used by `tools.serve` and, as a context manager, by the tests:
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import fcntl
 import http.client
@@ -24,18 +25,22 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import psutil
 
 log = logging.getLogger(__name__)
 
 STUB = "triton_python_backend_stub"
+SYSTEM_BINARY = "/opt/tritonserver/bin/tritonserver"
 SHARED_MEMORY = Path("/dev/shm")
+STANDARD_ERROR = Path("/dev/stderr")
 LOOPBACK = "127.0.0.1"
 # What the engine's processes have to follow their killed parent by themselves before stop() kills them.
 FOLLOW_SECONDS = 5.0
@@ -120,6 +125,38 @@ class Installation:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class SystemInstallation:
+    """A tritonserver that the system has, as in NVIDIA's images: with its backends, and a Python of its own choice."""
+
+    binary: Path
+
+    @classmethod
+    def find(cls) -> SystemInstallation | None:
+        """The tritonserver on PATH, or where NVIDIA's images have theirs; None without one."""
+        found = shutil.which("tritonserver") or shutil.which(SYSTEM_BINARY)
+        return None if found is None else cls(Path(found).resolve())
+
+    @property
+    def backend(self) -> Path:
+        """The Python backend."""
+        return self.binary.parent.parent / "backends" / "python"
+
+    def prepare(self, folder: Path) -> Path:
+        """Return the backend directory, which is complete; nothing is laid out in `folder`."""
+        return self.backend.parent
+
+    def environment(self) -> dict[str, str]:
+        """No variables: its stub finds the system's Python, and vLLM there, by those that are set."""
+        return {}
+
+
+def installation() -> Installation | SystemInstallation:
+    """The tritonserver to start: the wheel's, else the system's. Raises LaunchFailed where there is none."""
+    system = None if importlib.util.find_spec("pytriton") else SystemInstallation.find()
+    return system or Installation.find()
+
+
 # vLLM phones home otherwise, and on a CPU would take most of the memory for its KV cache.
 ENGINE_ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -128,6 +165,34 @@ ENGINE_ENVIRONMENT = {
     # Instances that load side by side abort 2.51's Python backend (interprocess::lock_exception), or hang in it.
     "TRITON_PARALLEL_INSTANCE_LOADING": "0",
 }
+
+
+class Relay:
+    """Passes a server's output on to our standard error and keeps the last lines in memory: nothing grows on a disk."""
+
+    KEPT = 400
+
+    def __init__(self, source: IO[bytes]) -> None:
+        """Read `source` to its end, in a thread."""
+        self._lines: collections.deque[str] = collections.deque(maxlen=self.KEPT)
+        self._thread = threading.Thread(target=self._pass_on, args=(source,), name="relay", daemon=True)
+        self._thread.start()
+
+    def lines(self) -> list[str]:
+        """The last lines so far."""
+        return list(self._lines)
+
+    def close(self, timeout: float) -> None:
+        """Wait until the last line has been passed on, or some process that outlived the server holds it up."""
+        self._thread.join(timeout)
+
+    def _pass_on(self, source: IO[bytes]) -> None:
+        with source:
+            for line in source:
+                text = line.decode(errors="replace")
+                self._lines.append(text.rstrip("\n"))
+                sys.stderr.write(text)
+                sys.stderr.flush()
 
 
 class TritonServer:
@@ -145,6 +210,7 @@ class TritonServer:
         runtime: Path,
         shm_prefix: str,
         log_path: Path,
+        relay: Relay | None = None,
     ) -> None:
         self.host = host
         self.http_port, self.grpc_port, self.metrics_port = ports
@@ -155,6 +221,7 @@ class TritonServer:
         self._family: set[psutil.Process] = set()
         self._regions: set[Path] = set()
         self._stopped = False
+        self._relay = relay
 
     @property
     def pid(self) -> int:
@@ -240,6 +307,8 @@ class TritonServer:
         return "\n".join(kept[-lines:])
 
     def _log_lines(self) -> list[str]:
+        if self._relay is not None:
+            return self._relay.lines()
         try:
             return self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
         except FileNotFoundError:  # stopped, and the log went with the server
@@ -273,6 +342,8 @@ class TritonServer:
             self._process.kill()
             self._process.wait()
         self._end_family()
+        if self._relay is not None:
+            self._relay.close(FOLLOW_SECONDS)
         for region in (*SHARED_MEMORY.glob(f"{self.shm_prefix}*"), *self._regions):
             region.unlink(missing_ok=True)
         shutil.rmtree(self._runtime, ignore_errors=True)
@@ -385,6 +456,7 @@ def launch(
     config_name: str | None = None,
     env: Mapping[str, str] | None = None,
     log: Path | None = None,
+    relay: bool = False,
     exit_timeout: int = 30,
     arguments: Iterable[str] = (),
 ) -> TritonServer:
@@ -400,27 +472,28 @@ def launch(
         config_name: picks `configs/NAME.pbtxt` of each model that has it.
         env: variables laid over this process's own for the server.
         log: file that takes the server's output, written anew; by default one that is removed at `stop`.
+        relay: pass the server's output on to our standard error, in the place of a file.
         exit_timeout: seconds that requests in flight are given when the server is asked to leave.
         arguments: further arguments of tritonserver.
 
     Raises:
-        LaunchFailed: a port is taken, the repository is no folder, or the wheel lacks a piece.
+        LaunchFailed: a port is taken, the repository is no folder, or there is no tritonserver, or not all of it.
     """
     if not repository.is_dir():
         raise LaunchFailed(f"{repository} is not a folder: there is no model repository to serve")
-    installation = Installation.find()
+    found = installation()
     ports = _ports(host, (http_port, grpc_port, metrics_port))
     sweep()
     runtime = Path(tempfile.mkdtemp(prefix=_RUNTIME))
     prefix = runtime.name.replace("-", "_") + "_"  # mkdtemp's random part is ours alone as long as the folder stands
     lock = (runtime / _LOCK).open("w", encoding="utf-8")
     fcntl.flock(lock, fcntl.LOCK_EX)
-    log_path = log or runtime / "tritonserver.log"
+    log_path = STANDARD_ERROR if relay else log or runtime / "tritonserver.log"
     try:
         command = [
             *(sys.executable, "-I", "-S", "-c", TRAMPOLINE, str(os.getpid())),
-            *(str(installation.binary), f"--model-repository={repository.resolve()}"),
-            f"--backend-directory={installation.prepare(runtime)}",
+            *(str(found.binary), f"--model-repository={repository.resolve()}"),
+            f"--backend-directory={found.prepare(runtime)}",
             f"--backend-config=python,shm-region-prefix-name={prefix}",
             f"--backend-config=python,thread-pool-size={PYTHON_THREADS}",
             "--disable-auto-complete-config",
@@ -435,9 +508,12 @@ def launch(
             *([f"--model-config-name={config_name}"] if config_name else []),
             *arguments,
         ]
-        environment = {**ENGINE_ENVIRONMENT, **os.environ, **(env or {}), **installation.environment()}
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        with log_path.open("wb") as sink:
+        environment = {**ENGINE_ENVIRONMENT, **os.environ, **(env or {}), **found.environment()}
+        with contextlib.ExitStack() as stack:
+            sink: int | IO[bytes] = subprocess.PIPE
+            if not relay:
+                log_path.parent.mkdir(parents=True, exist_ok=True)
+                sink = stack.enter_context(log_path.open("wb"))
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -452,7 +528,15 @@ def launch(
         raise
     finally:
         lock.close()
-    return TritonServer(process, host=host, ports=ports, runtime=runtime, shm_prefix=prefix, log_path=log_path)
+    return TritonServer(
+        process,
+        host=host,
+        ports=ports,
+        runtime=runtime,
+        shm_prefix=prefix,
+        log_path=log_path,
+        relay=None if process.stdout is None else Relay(process.stdout),
+    )
 
 
 def sweep() -> None:

@@ -55,6 +55,12 @@ def test_the_first_run_builds_everything(checkout: Path, built: list[set[str]]) 
     assert built == [{"python", "server", "project"}]
 
 
+def test_an_image_gets_everything_but_the_project(checkout: Path, built: list[set[str]]) -> None:
+    """Its sources are copied in after that: a layer that they do not change."""
+    ensure(Plan("cpu", dev=False, project=False), checkout)
+    assert built == [{"python", "server"}]
+
+
 def test_developers_get_their_part_added(checkout: Path, built: list[set[str]]) -> None:
     """`make test` after `make serve` installs only what tests need."""
     stamp(checkout, Plan("cpu", dev=False))

@@ -76,11 +76,10 @@ def serve(repository: Path, tmp_path: Path) -> Iterator[Callable[..., Serving]]:
     """Starts `tools.serve` over the repository with the trivial model, on free ports."""
     started: list[Serving] = []
 
-    def start(*arguments: str) -> Serving:
+    def start(*arguments: str, told: bool = True) -> Serving:
         ports = [word for name in ("http", "grpc", "metrics") for word in (f"--{name}-port", "0")]
-        log = ("--log", str(tmp_path / "serve.log"))
-        front = () if "--gateway-port" in arguments else ("--no-gateway",)
-        started.append(Serving("--repository", str(repository), *log, *ports, *front, *arguments))
+        given = ("--log", str(tmp_path / "serve.log"), "--no-gateway") if told else ()
+        started.append(Serving("--repository", str(repository), *given, *ports, *arguments))
         return started[-1]
 
     yield start
@@ -126,6 +125,55 @@ def test_a_death_ends_it_with_the_log(serve: Callable[..., Serving], victim: str
     assert said in serving.said
     assert "the end of its log" in serving.said
     assert nothing_left(family)
+
+
+MORTAL = """
+    def initialize(self, args):
+        self.family = pb_utils.MetricFamily(
+            name="tritonstream:engine_alive", description="for the test", kind=pb_utils.MetricFamily.GAUGE
+        )
+        self.alive = self.family.Metric(labels={"model": "echo"})
+        self.alive.set(1)
+
+    def execute(self, requests):
+        self.alive.set(0)
+        texts = [request.inputs()[0].as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("text", text)]) for text in texts]
+"""
+
+
+def test_an_engines_death_ends_it(serve: Callable[..., Serving], repository: Path) -> None:
+    """The stub lives and Triton calls itself ready; the engine's own gauge says that no answer will come any more."""
+    model = repository / "echo" / "1" / "model.py"
+    head = model.read_text(encoding="utf-8").partition("    def initialize")[0]
+    model.write_text(head + MORTAL.lstrip("\n"), encoding="utf-8")
+    serving = serve()
+    serving.read_until("Ctrl-C ends it")
+    family = serving.family()
+    url = re.search(r"HTTP +(http://127.0.0.1:\d+)", serving.said)
+    assert url is not None
+    body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}]}
+    assert httpx.post(f"{url[1]}/v2/models/echo/infer", json=body, trust_env=False).status_code == 200
+    assert serving.end() == 1
+    assert "error: the engine of echo died; the end of its log" in serving.said
+    assert nothing_left(family)
+
+
+def test_options_come_from_the_environment_too(serve: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a container is told; the log on standard error leaves no file."""
+    monkeypatch.setenv("TRITONSTREAM_SERVE_LOG", "-")
+    monkeypatch.setenv("TRITONSTREAM_SERVE_GATEWAY", "0")
+    monkeypatch.setenv("TRITONSTREAM_SERVE_DRAIN", "7")
+    serving = serve(told=False)
+    serving.read_until("Ctrl-C ends it")
+    assert "Started GRPCInferenceService" in serving.said
+    assert "log      /dev/stderr" in serving.said
+    assert "OpenAI" not in serving.said
+    # A repository of the user's own may name a model of the hub.
+    assert "HF_HUB_OFFLINE" not in serving.named("tritonserver").environ()
+    serving.signal(signal.SIGTERM)
+    assert serving.end() == 0
+    assert "requests in flight have up to 7 s" in serving.said
 
 
 def test_a_second_signal_kills(serve: Callable[..., Serving], repository: Path) -> None:

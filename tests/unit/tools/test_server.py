@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,8 +22,10 @@ from tools.server import (
     STUB,
     Installation,
     LaunchFailed,
+    SystemInstallation,
     TritonServer,
     free_port,
+    installation,
     launch,
     port_taken,
     sweep,
@@ -181,8 +184,73 @@ def test_a_python_without_stub_is_refused() -> None:
 
 def test_the_stub_gets_its_own_folder(tmp_path: Path) -> None:
     """The wheel's backend folder has no stub; the prepared one does, and the wheel stays as it was."""
-    installation = Installation.find()
-    python = installation.prepare(tmp_path) / "python"
+    found = Installation.find()
+    python = found.prepare(tmp_path) / "python"
     assert os.access(python / STUB, os.X_OK)
     assert (python / "libtriton_python.so").exists()
-    assert not (installation.backend / STUB).exists()
+    assert not (found.backend / STUB).exists()
+
+
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with a tritonserver laid out as in NVIDIA's images, and no wheel of it in this Python."""
+    wheel = Installation.find()
+    home = tmp_path / "opt" / "tritonserver"
+    wheel.prepare(home)
+    (home / "bin").mkdir()
+    binary = home / "bin" / "tritonserver"
+    # A link would lead to the wheel's own folder: the server is a program that runs that one.
+    binary.write_text(
+        f'#!/bin/sh\nexec "{wheel.binary}" --backend-directory="{home}/backends" "$@"\n', encoding="utf-8"
+    )
+    binary.chmod(0o755)
+    for name, value in wheel.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(binary.parent), os.environ["PATH"]]))
+    monkeypatch.setattr("tools.server.importlib.util.find_spec", lambda name: None)
+    return binary
+
+
+def test_a_tritonserver_of_the_systems_serves(system: Path, repository: Path) -> None:
+    """Where there is no wheel, the one on PATH is started, with its own backends and the same flags."""
+    found = installation()
+    assert isinstance(found, SystemInstallation)
+    assert (found.binary, found.backend) == (system, system.parent.parent / "backends" / "python")
+    with launch(repository) as server:
+        server.wait_ready(READY_SECONDS)
+        (stub,) = server.stub_pids()
+        assert Path(psutil.Process(stub).exe()).is_relative_to(found.backend)
+        flags = psutil.Process(server.pid).cmdline()
+        assert "--grpc-keepalive-time=5000" in flags
+    assert gone([stub], within=0.1)
+
+
+def test_the_wheel_goes_before_the_system(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who installed it in this Python means it."""
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", os.pathsep.join([str(system.parent), os.environ["PATH"]]))
+    assert isinstance(installation(), Installation)
+
+
+def test_no_tritonserver_at_all_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the wheel nor the system's: what to do is said."""
+    monkeypatch.setattr("tools.server.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("tools.server.SYSTEM_BINARY", "/nowhere/tritonserver")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(LaunchFailed, match="nvidia-pytriton is not installed in this Python: run `make serve`"):
+        installation()
+
+
+def test_a_relayed_log_is_passed_on_and_its_end_remembered(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a container: nothing is written to a disk, and a failure still tells the log's end."""
+    (repository / "echo" / "1" / "model.py").write_text("raise RuntimeError('no weights here')", encoding="utf-8")
+    expected = r"Internal: RuntimeError: no weights here; the end of its log /dev/stderr:\n.*no weights here"
+    with launch(repository, relay=True) as server:
+        with pytest.raises(LaunchFailed, match=re.compile(expected, re.DOTALL)):
+            server.wait_ready(READY_SECONDS)
+        server.stop()
+    passed_on = capsys.readouterr().err
+    assert "failed to load 'echo'" in passed_on
+    assert set(server.tail().splitlines()) <= set(passed_on.splitlines())
