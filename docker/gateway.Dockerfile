@@ -32,11 +32,11 @@ ENV PYTHONDONTWRITEBYTECODE=1 \
     TRITONSTREAM_GATEWAY_HOST=0.0.0.0
 COPY --from=build /opt/tritonstream/.venv .venv
 COPY --from=build /opt/tritonstream/lib lib
-COPY tools/probe.py probe.py
+COPY tools/health.py health.py
 USER 10001:10001
 EXPOSE 9000
 HEALTHCHECK --interval=10s --timeout=10s --retries=3 --start-period=60s \
-    CMD [".venv/bin/python", "-I", "-S", "probe.py", "http://127.0.0.1:9000/health/ready"]
+    CMD [".venv/bin/python", "-I", "-S", "health.py", "gateway"]
 # The first process itself takes the signals: SIGTERM drains.
 ENTRYPOINT [".venv/bin/python", "-m", "tritonstream_gateway"]
 CMD ["serve"]

@@ -3,7 +3,8 @@
 Triton goes on to call itself ready when an engine died or hangs; the served model's own metrics know better. Here both
 are asked. `python -m tools.health ready` (or `live`) says it with its exit code; `serve` says it over HTTP, beside the
 server that it tells of, at /ready and /live; `drain` has that one say that the server is leaving, and waits until
-whoever routes has heard it. Standard library only: the file runs alone, with any Python.
+whoever routes has heard it. `gateway` asks a gateway, which asks its Triton by itself. Standard library only: the file
+runs alone, with any Python.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ ASK_SECONDS = 2.0
 # Routers ask several times a second, each for itself; the server is asked at most so often.
 KEEP_SECONDS = 0.25
 HTTP, METRICS, PORT = "http://127.0.0.1:8000", "http://127.0.0.1:8002/metrics", 8003
+GATEWAY = "http://127.0.0.1:9000/health/ready"
 ALIVE, STALLED, TOLD = (
     f"tritonstream:{name}" for name in ("engine_alive", "engine_stalled_seconds", "metrics_timestamp_seconds")
 )
 _SAMPLE = re.compile(rf"^({ALIVE}|{STALLED}|{TOLD})\{{(.*)\}} (\S+)$", re.MULTILINE)
+_MODEL = re.compile(r'\bmodel="([^"]*)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +49,10 @@ def failing(triton: str, metrics: str, bounds: Bounds, *, models: bool = True) -
     """Say why the server cannot answer; None when it can. `models`: whether all of them must be ready."""
     try:
         path = "/v2/health/ready" if models else "/v2/health/live"
-        status, _ = _get(triton + path)
+        status, _ = get(triton + path)
         if status != 200:
             return f"Triton is not {path.rpartition('/')[2]}"
-        status, page = _get(metrics)
+        status, page = get(metrics)
     except (OSError, http.client.HTTPException) as error:
         return f"Triton does not answer: {error}"
     return told(page, bounds, time.time()) if status == 200 else f"Triton's metrics answer with status {status}"
@@ -60,20 +63,39 @@ def told(page: str, bounds: Bounds, now: float) -> str | None:
     found = _SAMPLE.findall(page)
     if not any(name == ALIVE for name, _, _ in found):
         return "there is no engine"
+    if names := dead(page):
+        return f"the engine is dead: {', '.join(names)}"
     for name, labels, value in found:
-        if name == ALIVE and float(value) == 0:
-            return f"the engine is dead: {labels}"
         if name == STALLED and float(value) > bounds.stalled:
-            return f"the engine has made no progress for {float(value):.0f} s: {labels}"
+            return f"the engine has made no progress for {float(value):.0f} s: {_model(labels)}"
         if name == TOLD and now - float(value) > bounds.silent:
-            return f"the process that runs the model has said nothing for {now - float(value):.0f} s: {labels}"
+            return f"the process that runs the model has said nothing for {now - float(value):.0f} s: {_model(labels)}"
     return None
+
+
+def dead(page: str) -> list[str]:
+    """Names of the models whose engine has died, by a page of metrics."""
+    return [_model(labels) for name, labels, value in _SAMPLE.findall(page) if name == ALIVE and float(value) == 0]
+
+
+def _model(labels: str) -> str:
+    found = _MODEL.search(labels)
+    return found[1] if found else labels
+
+
+def refusing(gateway: str) -> str | None:
+    """Say what a gateway's own readiness endpoint says against it; None when it is ready."""
+    try:
+        status, page = get(gateway)
+    except (OSError, http.client.HTTPException) as error:
+        return f"{gateway} does not answer: {error}"
+    return None if status == 200 else f"{gateway} answers {status}: {page.strip()}"
 
 
 def gone(triton: str) -> bool:
     """Whether nobody listens where Triton did."""
     try:
-        _get(triton + "/v2/health/live")
+        get(triton + "/v2/health/live")
     except ConnectionRefusedError:
         return True
     except (OSError, http.client.HTTPException):
@@ -81,7 +103,7 @@ def gone(triton: str) -> bool:
     return False
 
 
-def _get(url: str, method: str = "GET") -> tuple[int, str]:
+def get(url: str, method: str = "GET") -> tuple[int, str]:
     """Fetch a page. Raises OSError or HTTPException."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=ASK_SECONDS)
@@ -160,7 +182,7 @@ def drain(port: int, notice: float) -> int:
     """Have the endpoint on `port` say that the server is leaving, and wait `notice` seconds; returns an exit code."""
     code = 0
     try:
-        status, said = _get(f"http://127.0.0.1:{port}/drain", "POST")
+        status, said = get(f"http://127.0.0.1:{port}/drain", "POST")
         if status != 200:
             raise OSError(f"status {status}: {said}")
     except (OSError, http.client.HTTPException) as error:
@@ -181,9 +203,10 @@ def _serve(host: str, port: int, triton: str, metrics: str) -> int:
 def command_line() -> argparse.ArgumentParser:
     """Make the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.health", description=__doc__)
-    parser.add_argument("action", choices=("ready", "live", "serve", "drain"))
+    parser.add_argument("action", choices=("ready", "live", "serve", "drain", "gateway"))
     parser.add_argument("--http", default=HTTP, help=f"Triton's HTTP endpoints; default: {HTTP}")
     parser.add_argument("--metrics", default=METRICS, help=f"Triton's metrics; default: {METRICS}")
+    parser.add_argument("--gateway", default=GATEWAY, help=f"what gateway asks; default: {GATEWAY}")
     parser.add_argument("--host", default="127.0.0.1", help="address that serve listens on; default: %(default)s")
     parser.add_argument("--port", type=int, default=PORT, help="port of serve and drain; default: %(default)s")
     parser.add_argument(
@@ -199,8 +222,11 @@ def main(arguments: list[str] | None = None) -> int:
         return _serve(chosen.host, chosen.port, chosen.http, chosen.metrics)
     if chosen.action == "drain":
         return drain(chosen.port, chosen.notice)
-    ready = chosen.action == "ready"
-    reason = failing(chosen.http, chosen.metrics, READY if ready else LIVE, models=ready)
+    if chosen.action == "gateway":
+        reason = refusing(chosen.gateway)
+    else:
+        ready = chosen.action == "ready"
+        reason = failing(chosen.http, chosen.metrics, READY if ready else LIVE, models=ready)
     print("ok" if reason is None else reason)
     return int(reason is not None)
 

@@ -6,6 +6,7 @@ It is also what a container of the server runs, as its first process: without a 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import logging
 import os
 import signal
@@ -19,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tools import checks, configs, gateway, models, probe
+from tools import checks, configs, gateway, health, models
 from tools.contract import MODEL
 from tools.environment import gpu_present
 from tools.gateway import GatewayProcess
@@ -251,8 +252,8 @@ def _attend(
 def _dead_engines(server: TritonServer) -> list[str]:
     """Names of the models whose engine has died, which no engine does that could come back; none if nobody tells."""
     try:
-        return probe.dead(probe.fetch(server.metrics_url))
-    except OSError:  # a busy server, or one that just ended: the next look tells
+        return health.dead(health.get(server.metrics_url)[1])
+    except (OSError, http.client.HTTPException):  # a busy server, or one that just ended: the next look tells
         return []
 
 

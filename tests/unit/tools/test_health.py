@@ -38,7 +38,7 @@ def page(alive: float = 1, stalled: float = 0, silent: float = 0) -> str:
     ("text", "bounds", "said"),
     [
         (page(), READY, None),
-        (page(alive=0), READY, "the engine is dead: model="),
+        (page(alive=0), READY, "the engine is dead: Qwen3-0.6B"),
         (page(alive=0), LIVE, "the engine is dead"),
         (page(stalled=READY.stalled), READY, None),
         (page(stalled=READY.stalled + 1), READY, "no progress for 31 s"),
@@ -99,6 +99,17 @@ def test_a_drain_is_said_at_once_and_ends_with_the_server(endpoint: Health) -> N
     assert ask(endpoint, "/ready") == (503, "the server is leaving")
     assert not endpoint.draining, "there is nobody any more who leaves"
     assert "does not answer" in ask(endpoint, "/ready")[1]
+
+
+def test_a_gateway_says_itself_why(endpoint: Health, capsys: pytest.CaptureFixture[str]) -> None:
+    """The reason of its readiness endpoint is what a container's health check tells."""
+    assert ask(endpoint, "/drain", "POST")[0] == 200
+    url = f"http://{LOOPBACK}:{endpoint.server_address[1]}/ready"
+    assert health.main(["gateway", "--gateway", url]) == 1
+    assert "answers 503" in (said := capsys.readouterr().out)
+    assert "the server is leaving" in said
+    assert health.main(["gateway", "--gateway", f"http://{LOOPBACK}:{free_port()}/ready"]) == 1
+    assert "does not answer" in capsys.readouterr().out
 
 
 def test_draining_leaves_time(endpoint: Health) -> None:
