@@ -10,6 +10,7 @@ runs alone, with any Python.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import re
@@ -22,8 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 ASK_SECONDS = 2.0
-# Routers ask several times a second, each for itself; the server is asked at most so often.
-KEEP_SECONDS = 0.25
+PAUSE_SECONDS = 0.25  # routers ask several times a second, each for itself; the server is asked once in that time
 HTTP, METRICS, PORT = "http://127.0.0.1:8000", "http://127.0.0.1:8002/metrics", 8003
 GATEWAY = "http://127.0.0.1:9000/health/ready"
 ALIVE, STALLED, TOLD = (
@@ -35,7 +35,7 @@ _MODEL = re.compile(r'\bmodel="([^"]*)"')
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Seconds beyond which something is wrong: `stalled` without progress while somebody waits, `silent` metrics."""
+    """Seconds beyond which something is wrong: `stalled` without progress while somebody waits, `silent` altogether."""
 
     stalled: float
     silent: float
@@ -43,19 +43,22 @@ class Bounds:
 
 # Not ready: others shall answer for a while. Not alive: it will not get better, and is to be started again.
 READY, LIVE = Bounds(stalled=30, silent=15), Bounds(stalled=120, silent=60)
+PATHS = {"/ready": READY, "/live": LIVE}
 
 
-def failing(triton: str, metrics: str, bounds: Bounds, *, models: bool = True) -> str | None:
-    """Say why the server cannot answer; None when it can. `models`: whether all of them must be ready."""
+def failing(triton: str, metrics: str) -> dict[str, str | None]:
+    """Say why the server is not ready and not alive, by path; None when it is. Raises TimeoutError when it is slow."""
     try:
-        path = "/v2/health/ready" if models else "/v2/health/live"
-        status, _ = get(triton + path)
-        if status != 200:
-            return f"Triton is not {path.rpartition('/')[2]}"
+        ready, _ = get(triton + "/v2/health/ready")
         status, page = get(metrics)
+    except TimeoutError:
+        raise
     except (OSError, http.client.HTTPException) as error:
-        return f"Triton does not answer: {error}"
-    return told(page, bounds, time.time()) if status == 200 else f"Triton's metrics answer with status {status}"
+        return dict.fromkeys(PATHS, f"Triton does not answer: {error}")
+    if status != 200:
+        return dict.fromkeys(PATHS, f"Triton's metrics answer with status {status}")
+    reasons = {path: told(page, bounds, time.time()) for path, bounds in PATHS.items()}
+    return reasons if ready == 200 else reasons | {"/ready": "Triton is not ready"}
 
 
 def told(page: str, bounds: Bounds, now: float) -> str | None:
@@ -116,17 +119,28 @@ def get(url: str, method: str = "GET") -> tuple[int, str]:
 
 
 class Health(ThreadingHTTPServer):
-    """The endpoint beside a server: GET /ready and /live, POST /drain."""
+    """The endpoint beside a server: GET /ready and /live, POST /drain.
+
+    It asks the server all the time and answers at once with what it last heard: a machine that has much to do makes a
+    server slow, not sick. One that says nothing for as long as its metrics may be silent is.
+    """
 
     daemon_threads = True
 
     def __init__(self, address: tuple[str, int], triton: str, metrics: str) -> None:
-        """Listen at once; `serve_forever` answers."""
+        """Listen and ask at once; `serve_forever` answers."""
         super().__init__(address, Handler)
         self._triton, self._metrics = triton, metrics
-        self._lock = threading.Lock()
-        self._known: dict[str, tuple[float, str | None]] = {}
+        self._heard: dict[str, str | None] = dict.fromkeys(PATHS, "Triton has not answered yet")
+        self._heard_at = time.monotonic()
+        self._asked, self._over = threading.Event(), threading.Event()
         self.draining = False
+        threading.Thread(target=self._ask, name="asking", daemon=True).start()
+
+    def server_close(self) -> None:
+        """Ask no more, and listen no more."""
+        self._over.set()
+        super().server_close()
 
     def failing(self, path: str) -> str | None:
         """Say why a path's answer is no; None when it is yes."""
@@ -134,13 +148,18 @@ class Health(ThreadingHTTPServer):
             # A container that is started again in its pod finds the endpoint of the one that left.
             self.draining = not gone(self._triton)
             return "the server is leaving"
-        with self._lock:
-            at, reason = self._known.get(path, (0.0, None))
-            if time.monotonic() - at > KEEP_SECONDS:
-                ready = path == "/ready"
-                reason = failing(self._triton, self._metrics, READY if ready else LIVE, models=ready)
-                self._known[path] = time.monotonic(), reason
-        return reason
+        self._asked.wait()
+        silent = time.monotonic() - self._heard_at
+        if silent > PATHS[path].silent:
+            return f"Triton has not answered for {silent:.0f} s"
+        return self._heard[path]
+
+    def _ask(self) -> None:
+        while not self._over.is_set():
+            with contextlib.suppress(TimeoutError):
+                self._heard, self._heard_at = failing(self._triton, self._metrics), time.monotonic()
+            self._asked.set()
+            self._over.wait(PAUSE_SECONDS)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -152,7 +171,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a probe."""
-        if self.path not in ("/ready", "/live"):
+        if self.path not in PATHS:
             self._reply(404, {"reason": f"there is no {self.path:.100}"})
             return
         reason = self.server.failing(self.path)
@@ -225,8 +244,10 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.action == "gateway":
         reason = refusing(chosen.gateway)
     else:
-        ready = chosen.action == "ready"
-        reason = failing(chosen.http, chosen.metrics, READY if ready else LIVE, models=ready)
+        try:
+            reason = failing(chosen.http, chosen.metrics)[f"/{chosen.action}"]
+        except TimeoutError:
+            reason = f"Triton does not answer within {ASK_SECONDS:.0f} s"
     print("ok" if reason is None else reason)
     return int(reason is not None)
 

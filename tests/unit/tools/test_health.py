@@ -5,6 +5,7 @@ tests/integration/test_replicas.py asks it of real servers, alive, draining and 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -12,24 +13,28 @@ import threading
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from typing import TypeVar
 
 import pytest
 
+from tests.support.metrics import eventually
 from tools import health
 from tools.environment import ROOT
 from tools.health import LIVE, READY, Bounds, Health, told
 from tools.server import LOOPBACK, free_port
 
+AnyServer = TypeVar("AnyServer", bound=HTTPServer)
 NOW = 1_800_000_000.0
 LABELS = '{model="Qwen3-0.6B",version="1"}'
 
 
-def page(alive: float = 1, stalled: float = 0, silent: float = 0) -> str:
+def page(alive: float = 1, stalled: float = 0, silent: float = 0, now: float = NOW) -> str:
     """What the metrics port shows, as far as it matters here, and something that does not."""
     return (
         f"# TYPE {health.ALIVE} gauge\n{health.ALIVE}{LABELS} {alive:f}\n"
         f"{health.STALLED}{LABELS} {stalled:f}\n"
-        f'{health.TOLD}{{model="Qwen3-0.6B",stub="0",version="1"}} {NOW - silent:f}\n'
+        f'{health.TOLD}{{model="Qwen3-0.6B",stub="0",version="1"}} {now - silent:f}\n'
         f"vllm:num_requests_running{LABELS} 0\n"
     )
 
@@ -63,16 +68,25 @@ def test_who_is_not_ready_may_still_be_alive() -> None:
     assert READY.silent < LIVE.silent
 
 
+@contextlib.contextmanager
+def running(served: AnyServer) -> Iterator[AnyServer]:
+    """Serve in a thread until the end of the block."""
+    with served:
+        serving = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01})
+        serving.start()
+        try:
+            yield served
+        finally:
+            served.shutdown()
+            serving.join()
+
+
 @pytest.fixture
 def endpoint() -> Iterator[Health]:
     """An endpoint beside a server that is not there."""
     nobody = f"http://{LOOPBACK}:{free_port()}"
-    with Health((LOOPBACK, 0), nobody, f"{nobody}/metrics") as served:
-        serving = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01})
-        serving.start()
+    with running(Health((LOOPBACK, 0), nobody, f"{nobody}/metrics")) as served:
         yield served
-        served.shutdown()
-        serving.join()
 
 
 def ask(endpoint: Health, path: str, method: str = "GET") -> tuple[int, str]:
@@ -91,6 +105,44 @@ def test_nobody_there_is_no_health(endpoint: Health) -> None:
         status, reason = ask(endpoint, path)
         assert (status, "does not answer" in reason) == (503, True)
     assert ask(endpoint, "/metrics")[0] == 404
+
+
+class Slow(BaseHTTPRequestHandler):
+    """A server that can answer, and does while it is not too busy."""
+
+    free = threading.Event()
+
+    def do_GET(self) -> None:
+        """Answer with metrics, when there is time."""
+        self.free.wait()
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):  # who asked waits no longer
+            self.wfile.write(page(now=time.time()).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+async def test_a_slow_server_is_not_a_sick_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions that run out of time say nothing, until the server has been silent for as long as it may."""
+    monkeypatch.setattr(health, "ASK_SECONDS", 0.05)
+    bounds = {"/ready": Bounds(stalled=30, silent=1), "/live": Bounds(stalled=30, silent=60)}
+    monkeypatch.setattr(health, "PATHS", bounds)
+    Slow.free.set()
+    with running(ThreadingHTTPServer((LOOPBACK, 0), Slow)) as server:
+        url = f"http://{LOOPBACK}:{server.server_address[1]}"
+        with running(Health((LOOPBACK, 0), url, f"{url}/metrics")) as endpoint:
+            assert ask(endpoint, "/ready") == (200, "ok")
+            Slow.free.clear()
+            with pytest.raises(TimeoutError):
+                health.failing(url, f"{url}/metrics")
+            assert ask(endpoint, "/ready") == (200, "ok"), "one question too late"
+            await eventually(lambda: ask(endpoint, "/ready")[0] == 503, "it has been silent for long")
+            assert "has not answered for 1 s" in ask(endpoint, "/ready")[1]
+            assert ask(endpoint, "/live") == (200, "ok")
+            Slow.free.set()
+            await eventually(lambda: ask(endpoint, "/ready")[0] == 200, "it answers again")
 
 
 def test_a_drain_is_said_at_once_and_ends_with_the_server(endpoint: Health) -> None:
