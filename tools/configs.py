@@ -333,7 +333,7 @@ def check_weights(variant: Variant, model: str, *, cpu: bool) -> None:
         return
     module = load(module="weights")
     try:
-        refusal = module.of_folder(Path(model)).refusal(variant.name, cpu=cpu)
+        refusal = module.of_folder(Path(model)).refusal(variant.name, cpu=module.instructions() if cpu else None)
     except load(module="errors").ServingError as error:
         raise BadConfig(str(error)) from error
     if refusal:

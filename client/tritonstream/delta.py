@@ -48,7 +48,7 @@ class ToolCall:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen, which makes it four times as dear, and there is one for every token
 class Delta:
     """What one choice gained since its previous delta.
 

@@ -86,19 +86,19 @@ def decode(response: Any) -> list[Delta]:
     Raises ServerError where the tensors contradict their own description.
     """
     infer = response.infer_response
+    outputs, raws = infer.outputs, infer.raw_output_contents
     columns: dict[str, Any] = {}
     try:
         # Straight from the bytes: no array and no object per tensor, for this runs once for every token.
-        for output, raw in zip(infer.outputs, infer.raw_output_contents, strict=True):
+        if len(outputs) == len(raws) == 1 and outputs[0].name == TEXT:  # nearly every response
+            return [Delta(index=index, text=text) for index, text in enumerate(_read_texts(raws[0]))]
+        for output, raw in zip(outputs, raws, strict=True):
             reader = _READERS.get(output.name)
             if reader is not None:
                 columns[output.name] = reader(raw)
         if not columns:
             return []
-        texts = columns.get(TEXT)
-        if texts is not None and len(columns) == 1 and len(texts) == 1:  # nearly every response
-            return [Delta(index=0, text=texts[0])]
-        thoughts, calls = columns.get(REASONING), columns.get(TOOL_CALLS)
+        texts, thoughts, calls = (columns.get(name) for name in (TEXT, REASONING, TOOL_CALLS))
         size = len(next(one for one in (texts, thoughts, calls) if one is not None))
         nothing, silence = (None,) * size, ("",) * size
         return [

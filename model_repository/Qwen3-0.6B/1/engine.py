@@ -214,7 +214,8 @@ class Engine:
             yield_to_engine()
 
     def _check(self, found: weights.Weights) -> None:
-        if refusal := found.refusal(self._variant, cpu=current_platform.is_cpu()):
+        cpu = weights.instructions() if current_platform.is_cpu() else None
+        if refusal := found.refusal(self._variant, cpu=cpu):
             raise ServingError(f"engine_args: model={self._model}: {refusal}")
 
     def _core_died(self) -> None:

@@ -17,6 +17,7 @@ VARIANT = "variant"  # config.pbtxt's parameter: its name; without it every weig
 FULL, AWQ, GPTQ = "fp16", "awq", "gptq"
 COMPRESSED_TENSORS = "compressed-tensors"  # what llm-compressor writes, whichever way the weights were rounded
 MODIFIERS = {"AWQModifier": AWQ, "GPTQModifier": GPTQ}  # as llm-compressor's recipe.yaml, beside config.json, has them
+WIDE, NARROW = "avx512f", "avx2"  # x86's; vLLM's build for the narrow one alone has no kernel for 4-bit weights
 AWQ_BITS = 8  # where nothing says how they were rounded: of the variants AWQ is the one with 8 bits
 
 
@@ -46,17 +47,33 @@ class Weights:
         known = not self.method or self.variants != (FULL,)
         return f"W{self.bits}A{self.activation_bits}" if known else self.method
 
-    def refusal(self, variant: str, *, cpu: bool) -> str:
-        """Say in one sentence why a variant (a name, or "" for any) cannot serve these weights here; "" if it can."""
+    def refusal(self, variant: str, *, cpu: frozenset[str] | None) -> str:
+        """Say in one sentence why a variant (a name, or "" for any) cannot serve these weights here; "" if it can.
+
+        `cpu`: the instruction sets of the CPU that serves (see `instructions`), None where a GPU does.
+        """
         if variant and variant not in self.variants:
             likeliest = self.variants[0]
             held = f"{self.scheme} weights ({self.method})" if self.quantized else "weights that are not quantized"
             return f"variant {variant} does not serve {held}: start with --model-config-name={likeliest}"
-        if cpu and (self.bits, self.activation_bits) == (8, 16) and self.variants != (FULL,):
-            return (
-                f"{self.scheme} weights have no kernel in vLLM's CPU backend: quantize with --scheme w8a8, or use a GPU"
-            )
-        return ""
+        if cpu is None or self.variants == (FULL,) or self.activation_bits != 16:
+            return ""
+        if self.bits == 8:
+            lacking = f"{self.scheme} weights have no kernel in vLLM's CPU backend"
+        elif NARROW in cpu and WIDE not in cpu:
+            lacking = f"{self.scheme} weights have no kernel in vLLM's CPU backend where the CPU has no AVX-512"
+        else:
+            return ""
+        return f"{lacking}: quantize with --variant awq --scheme w8a8, or use a GPU"
+
+
+def instructions() -> frozenset[str]:
+    """Instruction sets of this machine's CPU, by Linux' names; none where it does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
 
 
 def of_config(config: Mapping[str, Any], recipe: str = "") -> Weights:

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support import served
 
 weights = served.module("weights")
 errors = served.module("errors")
+
+WIDE, NARROW = frozenset({weights.NARROW, weights.WIDE}), frozenset({weights.NARROW})  # what CPUs of two kinds can
 
 AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 8, "group_size": -1, "sym": True}
@@ -62,24 +65,42 @@ def test_a_group_and_a_zero_point_are_read() -> None:
 def test_a_mismatch_is_refused_in_one_sentence() -> None:
     """It says what the weights are, and what serves them."""
     found = weights.of_config({"quantization_config": GPTQ})
-    assert found.refusal("gptq", cpu=False) == ""
-    assert found.refusal("awq", cpu=False) == (
+    assert found.refusal("gptq", cpu=None) == ""
+    assert found.refusal("awq", cpu=None) == (
         "variant awq does not serve W8A16 weights (gptq): start with --model-config-name=gptq"
     )
-    assert weights.of_config({}).refusal("awq", cpu=True) == (
+    assert weights.of_config({}).refusal("awq", cpu=WIDE) == (
         "variant awq does not serve weights that are not quantized: start with --model-config-name=fp16"
     )
-    assert weights.of_config({}).refusal("", cpu=True) == ""
+    assert weights.of_config({}).refusal("", cpu=WIDE) == ""
 
 
 def test_a_cpu_has_no_kernel_for_eight_bit_weights_alone() -> None:
     """W8A16 is refused there whatever the variant; W8A8 and W4A16 are not."""
     found = weights.of_config({"quantization_config": compressed(8)})
-    assert "no kernel in vLLM's CPU backend: quantize with --scheme w8a8" in found.refusal("awq", cpu=True)
-    assert found.refusal("", cpu=True)
-    assert found.refusal("awq", cpu=False) == ""
+    assert "no kernel in vLLM's CPU backend: quantize with --variant awq --scheme w8a8" in found.refusal("awq", cpu=WIDE)
+    assert found.refusal("", cpu=WIDE)
+    assert found.refusal("awq", cpu=None) == ""
     for config in (compressed(8, 8), compressed(4)):
-        assert weights.of_config({"quantization_config": config}).refusal("awq", cpu=True) == ""
+        assert weights.of_config({"quantization_config": config}).refusal("awq", cpu=WIDE) == ""
+
+
+def test_four_bits_need_wide_instructions() -> None:
+    """vLLM's build for AVX2 has no kernel for them, which it would notice with the first request; W8A8 it has."""
+    said = "W4A16 weights have no kernel in vLLM's CPU backend where the CPU has no AVX-512: quantize with"
+    for config in (compressed(4), {"quant_method": "gptq", "bits": 4}, {"quant_method": "awq", "bits": 4}):
+        found = weights.of_config({"quantization_config": config})
+        assert said in found.refusal("", cpu=NARROW)
+        for able in (None, WIDE, frozenset({"asimd"}), frozenset()):
+            assert found.refusal("", cpu=able) == ""
+    for config in ({}, {"quantization_config": compressed(8, 8)}):
+        assert weights.of_config(config).refusal("", cpu=NARROW) == ""
+
+
+def test_the_instructions_are_this_machines() -> None:
+    """By Linux' names, as torch sees them, which is what vLLM asks."""
+    assert (weights.WIDE in weights.instructions()) == torch.cpu._is_avx512_supported()
+    assert (weights.NARROW in weights.instructions()) == torch.cpu._is_avx2_supported()
 
 
 def test_a_folder_is_read_with_its_recipe(tmp_path: Path) -> None:

@@ -111,5 +111,5 @@ def test_weights_are_held_against_the_variant_and_the_machine(tmp_path: Path) ->
 
     assert found("awq", gpu=True).ok
     refused = found("awq", gpu=False)
-    assert not refused.ok and refused.remedy == "quantize with --scheme w8a8, or use a GPU"
+    assert not refused.ok and refused.remedy == "quantize with --variant awq --scheme w8a8, or use a GPU"
     assert found("fp16", gpu=True).remedy == "start with --model-config-name=awq"
