@@ -106,7 +106,8 @@ async def test_what_gathers_while_the_stub_stands_still_is_as_ever(
     if "logprobs" in sampling or "stop" in sampling:
         assert triton.gauge("vllm:inter_token_latency_seconds_count") - gaps == tokens - 1
     else:
-        assert triton.gauge("vllm:inter_token_latency_seconds_count") - gaps < tokens * 0.9
+        # In 0.3 s of its CPU the engine makes 30 steps and more; they have one arrival.
+        assert triton.gauge("vllm:inter_token_latency_seconds_count") - gaps < tokens - 20
 
 
 def _logprobs(answer: Answer, choice: int) -> list[Any]:
