@@ -13,6 +13,7 @@ from typing import ClassVar
 import gevent
 from locust import User, task
 from locust.env import Environment
+from locust.exception import StopUser
 
 from loadtests.kit import arrivals, prompts
 from loadtests.kit.prompts import Question, Source
@@ -78,7 +79,9 @@ class ClosedUser(StreamUser):
 
     @task
     def turn(self) -> None:
-        """One question and its answer."""
+        """One question and its answer; none when the test ends, for locust cuts off whoever waited for a turn then."""
+        if self.session.ending:
+            raise StopUser
         self.after(self.converse())
 
     def converse(self) -> Seen:

@@ -107,7 +107,7 @@ def test_weights_of_another_variant_are_refused_at_load(rows: list[dict[str, Any
 
 @pytest.mark.long
 def test_the_other_is_served_too_or_refused(tiny_model: Path, tmp_path: Path, nothing_left: set[Path]) -> None:
-    """8 bits with their activations everywhere; 4 bits where the CPU has AVX-512, else the server says what it lacks."""
+    """8 bits with their activations everywhere; 4 bits where the CPU has AVX-512, else the server says what lacks."""
     made = quantize(OTHER, tiny_model, tmp_path)
     plain, other = compare(tmp_path / "compared", str(tiny_model), str(made))
     if OTHER == "gptq":

@@ -34,6 +34,7 @@ NARROW_ENGINE: dict[str, Any] = {
     "max_num_batched_tokens": 8,
     "scheduling_policy": "priority",
     "enable_prefix_caching": False,
+    "structured_outputs_config": {"backend": "xgrammar"},  # an object, as config.pbtxt may have them
 }
 READY_SECONDS = 240.0  # 25 s for one model where nothing else runs
 ENVIRONMENT = {

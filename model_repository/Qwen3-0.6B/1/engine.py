@@ -22,12 +22,13 @@ import traceback
 from collections.abc import Coroutine, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 # The Python backend's stub runs in the C locale, where torch cannot read its own files; no environment variable helps.
 locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
 
 import msgspec
+import pydantic
 import uvloop
 from vllm import SamplingParams, exceptions
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -445,7 +446,24 @@ def resolve(arguments: dict[str, Any], directory: Path, name: str) -> dict[str, 
             raise ServingError(f"engine_args: model={model} has no config.json: put the model's weights into {folder}")
         model = _within(directory, model)
     defaults = {"served_model_name": name, "disable_log_stats": False}
-    return defaults | arguments | {"model": model}
+    return defaults | arguments | {"model": model} | dict(_objects(arguments))
+
+
+def _objects(arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Make vLLM's objects of JSON objects, as its command line does: its classes themselves do so for some alone."""
+    for field in dataclasses.fields(AsyncEngineArgs):
+        given = arguments.get(field.name)
+        kinds = get_args(field.type) or (field.type,)
+        objects: list[Any] = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+        if isinstance(given, dict) and objects:
+            try:
+                yield field.name, objects[0](**given)
+            except pydantic.ValidationError as error:
+                first = error.errors()[0]
+                place = ".".join(map(str, (field.name, *first["loc"])))
+                raise ServingError(f"engine_args: {place}={shown(first['input'])}: {first['msg']}") from error
+            except (TypeError, ValueError) as error:
+                raise ServingError(f"engine_args: {field.name}={shown(given)}: {error}") from error
 
 
 class Guardian:

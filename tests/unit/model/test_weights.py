@@ -78,7 +78,9 @@ def test_a_mismatch_is_refused_in_one_sentence() -> None:
 def test_a_cpu_has_no_kernel_for_eight_bit_weights_alone() -> None:
     """W8A16 is refused there whatever the variant; W8A8 and W4A16 are not."""
     found = weights.of_config({"quantization_config": compressed(8)})
-    assert "no kernel in vLLM's CPU backend: quantize with --variant awq --scheme w8a8" in found.refusal("awq", cpu=WIDE)
+    assert "no kernel in vLLM's CPU backend: quantize with --variant awq --scheme w8a8" in found.refusal(
+        "awq", cpu=WIDE
+    )
     assert found.refusal("", cpu=WIDE)
     assert found.refusal("awq", cpu=None) == ""
     for config in (compressed(8, 8), compressed(4)):
