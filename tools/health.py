@@ -23,6 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 ASK_SECONDS = 2.0
+GATEWAY_SECONDS = 5.0  # the gateway gives its Triton 3 s before it says no
 PAUSE_SECONDS = 0.25  # routers ask several times a second, each for itself; the server is asked once in that time
 HTTP, METRICS, PORT = "http://127.0.0.1:8000", "http://127.0.0.1:8002/metrics", 8003
 GATEWAY = "http://127.0.0.1:9000/health/ready"
@@ -89,7 +90,7 @@ def _model(labels: str) -> str:
 def refusing(gateway: str) -> str | None:
     """Say what a gateway's own readiness endpoint says against it; None when it is ready."""
     try:
-        status, page = get(gateway)
+        status, page = get(gateway, seconds=GATEWAY_SECONDS)
     except (OSError, http.client.HTTPException) as error:
         return f"{gateway} does not answer: {error}"
     return None if status == 200 else f"{gateway} answers {status}: {page.strip()}"
@@ -106,10 +107,10 @@ def gone(triton: str) -> bool:
     return False
 
 
-def get(url: str, method: str = "GET") -> tuple[int, str]:
-    """Fetch a page. Raises OSError or HTTPException."""
+def get(url: str, method: str = "GET", seconds: float | None = None) -> tuple[int, str]:
+    """Fetch a page, waiting `seconds` at a time (ASK_SECONDS unless told). Raises OSError or HTTPException."""
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=ASK_SECONDS)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=seconds or ASK_SECONDS)
     try:
         connection.request(method, parts.path or "/")
         answer = connection.getresponse()

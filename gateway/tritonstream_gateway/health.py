@@ -15,7 +15,7 @@ from tritonstream import Model, TritonstreamError, question
 from tritonstream_gateway.settings import Settings
 from tritonstream_gateway.upstream import Upstream
 
-PROBE_SECONDS = 3.0
+PROBE_SECONDS = 3.0  # for all that a probe asks: whoever probes us waits for longer
 MODELS_SECONDS = 1.0  # for so long the list of models is taken to be what it was
 _SAMPLE = re.compile(rb"^tritonstream:(engine_alive|engine_stalled_seconds)\{(.*)\} (\S+)$", re.MULTILINE)
 
@@ -40,16 +40,16 @@ class Health:
     async def failing(self) -> str | None:
         """Say why no request could be answered now; None when one could."""
         try:
-            if not await self._upstream.ask(question.server_ready(), PROBE_SECONDS):
-                return "Triton is not ready"
+            async with asyncio.timeout(PROBE_SECONDS):
+                if not await self._upstream.ask(question.server_ready(), PROBE_SECONDS):
+                    return "Triton is not ready"
+                page = await _get(self._settings.triton_metrics) if self._settings.triton_metrics else b""
         except TritonstreamError as error:
             return str(error)
-        if not self._settings.triton_metrics:
-            return None
-        try:
-            page = await _get(self._settings.triton_metrics)
-        except (OSError, TimeoutError, ValueError) as error:
-            return f"Triton's metrics cannot be read: {error or 'no answer'}"
+        except TimeoutError:
+            return f"Triton does not answer within {PROBE_SECONDS:g} s"
+        except (OSError, ValueError) as error:
+            return f"Triton's metrics cannot be read: {error}"
         for name, labels, value in _SAMPLE.findall(page):
             if name == b"engine_alive" and float(value) == 0:
                 return f"the engine is dead: {labels.decode(errors='replace')}"
@@ -59,16 +59,15 @@ class Health:
 
 
 async def _get(url: str) -> bytes:
-    """Fetch a page over plain HTTP. Raises OSError, TimeoutError or ValueError."""
+    """Fetch a page over plain HTTP. Raises OSError or ValueError."""
     parts = urlsplit(url)
-    async with asyncio.timeout(PROBE_SECONDS):
-        reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
-        try:
-            host = parts.netloc
-            writer.write(f"GET {parts.path or '/'} HTTP/1.0\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-            answer = await reader.read(-1)
-        finally:
-            writer.close()
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
+    try:
+        host = parts.netloc
+        writer.write(f"GET {parts.path or '/'} HTTP/1.0\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        answer = await reader.read(-1)
+    finally:
+        writer.close()
     head, _, body = answer.partition(b"\r\n\r\n")
     if b" 200 " not in head.partition(b"\r\n")[0]:
         raise ValueError(head.partition(b"\r\n")[0].decode(errors="replace"))

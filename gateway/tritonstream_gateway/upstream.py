@@ -64,10 +64,12 @@ class Upstream:
         self._address = address
         self._context = address.context()
         self._connections: list[Connection] = []
-        self._dialing = asyncio.Lock()
+        self._dialing: asyncio.Task[Connection] | None = None
 
     async def close(self) -> None:
         """Close the connections; open answers end with ServerUnavailable."""
+        if self._dialing is not None:
+            self._dialing.cancel()
         for connection in self._connections:
             connection.close()
         self._connections.clear()
@@ -119,27 +121,28 @@ class Upstream:
         self._connections = [one for one in self._connections if one.closing is None]
         free = [one for one in self._connections if one.has_room]
         if len(free) < CONNECTIONS and all(one.calls for one in free):
-            async with self._dialing:
-                if len([one for one in self._connections if one.closing is None and one.has_room]) < CONNECTIONS:
-                    try:
-                        dialed = await self._dial()
-                        self._connections.append(dialed)
-                    except ServerUnavailable:
-                        if not free:
-                            raise
+            if self._dialing is None:
+                self._dialing = asyncio.create_task(self._dial())
+                self._dialing.add_done_callback(self._dialed)
+            try:
+                await asyncio.shield(self._dialing)  # one for all who wait, whoever of them leaves
+            except ServerUnavailable:
+                if not free:
+                    raise
             free = [one for one in self._connections if one.closing is None and one.has_room]
         if not free:
             raise ServerUnavailable("the connection to Triton was lost", blame="network")
         return min(free, key=_load)
 
+    def _dialed(self, dialing: asyncio.Task[Connection]) -> None:
+        self._dialing = None
+        if not dialing.cancelled() and dialing.exception() is None:
+            self._connections.append(dialing.result())
+
     async def _dial(self) -> Connection:
-        loop = asyncio.get_running_loop()
-        host, _, port = self._address.url.rpartition(":")
         try:
             async with asyncio.timeout(DIAL_SECONDS):
-                transport, connection = await loop.create_connection(
-                    lambda: Connection(loop), host.strip("[]"), int(port), ssl=self._context
-                )
+                connection, transport = await self._connect()
         except (OSError, TimeoutError) as error:
             reason = str(error) or f"no connection within {DIAL_SECONDS:g} s"
             raise ServerUnavailable(
@@ -151,6 +154,28 @@ class Upstream:
                 found.setsockopt(socket.IPPROTO_TCP, option, value)
             found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return connection
+
+    async def _connect(self) -> tuple[Connection, asyncio.Transport]:
+        """Connect to the first of the host's addresses that takes us. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        host, _, port = self._address.url.rpartition(":")
+        host = host.strip("[]")
+        # Asked apart: of a question for a name that is given up within create_connection, uvloop logs the late answer.
+        addresses = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        failed: OSError | None = None
+        for *_, (address, number, *_) in addresses:
+            try:
+                transport, connection = await loop.create_connection(
+                    lambda: Connection(loop),
+                    *(str(address), int(number)),
+                    ssl=self._context,
+                    server_hostname=host if self._context else None,
+                )
+            except OSError as error:
+                failed = error
+            else:
+                return connection, transport
+        raise failed or OSError(f"{host} has no address")
 
 
 class Answer:

@@ -92,7 +92,7 @@ def test_everything_is_up_and_healthy(project: Project) -> None:
     assert sorted(services) == ["alertmanager", "gateway", "prometheus", "redis", "triton"]
     assert {project.health(service) for service in services} == {"healthy"}
     for service in OURS:
-        assert probe(project, service) == (0, "ready")
+        assert probe(project, service) == (0, "ok")
 
 
 async def test_a_stream_over_grpc_is_exact(project: Project) -> None:
