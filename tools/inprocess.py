@@ -43,13 +43,15 @@ def asynchronous(arguments: dict[str, Any]) -> Run:
     from vllm import SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.sampling_params import RequestOutputKind
+    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
 
     async def start() -> AsyncLLM:
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        # With a server's limits, where none are given: those of an engine by itself are lower.
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), usage_context=UsageContext.OPENAI_API_SERVER)
 
     llm = loop.run_until_complete(start())
 

@@ -57,6 +57,10 @@ log = logging.getLogger(__name__)
 # What vLLM raises when a limit of its queue (max_num_queued_reqs and the like) is reached; 0.26 has no such limits.
 _FULL = getattr(exceptions, "GracefulHTTPError", EngineDeadError)
 
+# Limits that nobody set are those of `vllm serve`: on an H100 1,024 requests and 8,192 tokens a step. To an engine within
+# another program vLLM gives 128 and 2,048, wherever it runs.
+SERVER = UsageContext.OPENAI_API_SERVER
+
 SHUTDOWN_SECONDS = 3.0  # nothing is left to save by then: what needs longer is killed, and guardian.py sees to the rest
 LEAST_LOGPROB = -9_999.0  # what vLLM's server says for minus infinity, which is no JSON
 DEAD = "the engine is dead: it must be restarted; its log says why"
@@ -178,13 +182,13 @@ class Engine:
         task.add_done_callback(self._tasks.discard)
 
     async def _boot(self) -> None:
-        config = self._arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+        config = self._arguments.create_engine_config(SERVER)
         if self._of_hub:  # its config is here by now
             self._check(weights.of_config(config.model_config.hf_config.to_dict()))
         build = functools.partial(
             AsyncLLM.from_vllm_config,
             config,
-            usage_context=UsageContext.ENGINE_CONTEXT,
+            usage_context=SERVER,
             enable_log_requests=self._arguments.enable_log_requests,
             disable_log_stats=self._arguments.disable_log_stats,
             stat_loggers=[lambda _config, _index=0: Pulse(self._stubs)],
