@@ -57,8 +57,8 @@ log = logging.getLogger(__name__)
 # What vLLM raises when a limit of its queue (max_num_queued_reqs and the like) is reached; 0.26 has no such limits.
 _FULL = getattr(exceptions, "GracefulHTTPError", EngineDeadError)
 
-# Limits that nobody set are those of `vllm serve`: on an H100 1,024 requests and 8,192 tokens a step. To an engine within
-# another program vLLM gives 128 and 2,048, wherever it runs.
+# Limits that nobody set are those of `vllm serve`: on an H100 1,024 requests and 8,192 tokens a step. An engine within
+# another program gets 128 and 2,048 from vLLM, wherever it runs.
 SERVER = UsageContext.OPENAI_API_SERVER
 
 SHUTDOWN_SECONDS = 3.0  # nothing is left to save by then: what needs longer is killed, and guardian.py sees to the rest

@@ -17,6 +17,6 @@ print("the same" if served.module("engine").SERVER is of_vllm else of_vllm)
 
 
 def test_limits_that_nobody_set_are_those_of_vllm_serve() -> None:
-    """vLLM chooses them by where its engine runs; on a CPU every choice is the same, on a GPU they differ by 8 times."""
+    """vLLM chooses them by where its engine runs; on a CPU all are one, on a large GPU 8 times another."""
     done = subprocess.run([sys.executable, "-c", LIMITS], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.strip().endswith("the same"), done.stdout + done.stderr
