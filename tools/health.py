@@ -146,8 +146,6 @@ class Health(ThreadingHTTPServer):
     def failing(self, path: str) -> str | None:
         """Say why a path's answer is no; None when it is yes."""
         if path == "/ready" and self.draining:
-            # A container that is started again in its pod finds the endpoint of the one that left.
-            self.draining = not gone(self._triton)
             return "the server is leaving"
         self._asked.wait()
         silent = time.monotonic() - self._heard_at
@@ -157,8 +155,13 @@ class Health(ThreadingHTTPServer):
 
     def _ask(self) -> None:
         while not self._over.is_set():
+            # A container that is started again in its pod finds the endpoint of the one that left. What was heard of
+            # that one counts no more: it is asked anew first, for its open streams may go on when its HTTP does not.
+            left = self.draining and gone(self._triton)
             with contextlib.suppress(TimeoutError):
                 self._heard, self._heard_at = failing(self._triton, self._metrics), time.monotonic()
+                if left:
+                    self.draining = False
             self._asked.set()
             self._over.wait(PAUSE_SECONDS)
 

@@ -314,6 +314,7 @@ async def test_who_leaves_fails_nobody(cluster: Cluster) -> None:
         assert cluster.leaving.probe.status()[0] == 503
         assert cluster.leaving.probe.status("/live")[0] == 200, "it is not to be killed for that"
         await cluster.sends_to(cluster.shared, cluster.killed.triton)
+        await load.more()  # those who had been sent there have their answers
         assert leaving.server.exit_code is None
         leaving.server.terminate()
         assert set(await asyncio.gather(*reading)) == {"complete"}

@@ -145,31 +145,53 @@ async def test_a_slow_server_is_not_a_sick_one(monkeypatch: pytest.MonkeyPatch) 
             await eventually(lambda: ask(endpoint, "/ready")[0] == 200, "it answers again")
 
 
-def test_a_drain_is_said_at_once_and_ends_with_the_server(endpoint: Health) -> None:
+@contextlib.contextmanager
+def asked_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[Health]:
+    """An endpoint that heard its server say that it is ready, and will not ask again; the server is gone by now."""
+    monkeypatch.setattr(health, "PAUSE_SECONDS", 60)
+    Slow.free.set()
+    with running(ThreadingHTTPServer((LOOPBACK, 0), Slow)) as server:
+        url = f"http://{LOOPBACK}:{server.server_address[1]}"
+        endpoint = Health((LOOPBACK, 0), url, f"{url}/metrics")
+        with running(endpoint):
+            assert ask(endpoint, "/ready") == (200, "ok")
+            assert ask(endpoint, "/drain", "POST") == (200, "draining")
+            server.shutdown()
+            server.server_close()
+            yield endpoint
+
+
+async def test_a_drain_is_said_at_once_and_ends_with_the_server(endpoint: Health) -> None:
     """The next server in the pod begins anew: the endpoint outlives the one that was told to leave."""
     assert ask(endpoint, "/drain", "POST") == (200, "draining")
-    assert ask(endpoint, "/ready") == (503, "the server is leaving")
-    assert not endpoint.draining, "there is nobody any more who leaves"
+    await eventually(lambda: not endpoint.draining, "there is nobody any more who leaves")
     assert "does not answer" in ask(endpoint, "/ready")[1]
+
+
+def test_who_left_is_never_ready_by_what_was_heard_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton no longer listens for HTTP while its open streams go on: whoever is sent there then is turned away."""
+    with asked_once(monkeypatch) as endpoint:
+        assert [ask(endpoint, "/ready") for _ in range(5)] == [(503, "the server is leaving")] * 5
 
 
 def test_a_gateway_says_itself_why(endpoint: Health, capsys: pytest.CaptureFixture[str]) -> None:
     """The reason of its readiness endpoint is what a container's health check tells."""
-    assert ask(endpoint, "/drain", "POST")[0] == 200
     url = f"http://{LOOPBACK}:{endpoint.server_address[1]}/ready"
     assert health.main(["gateway", "--gateway", url]) == 1
     assert "answers 503" in (said := capsys.readouterr().out)
-    assert "the server is leaving" in said
+    assert "Triton does not answer" in said
     assert health.main(["gateway", "--gateway", f"http://{LOOPBACK}:{free_port()}/ready"]) == 1
     assert "does not answer" in capsys.readouterr().out
 
 
-def test_draining_leaves_time(endpoint: Health) -> None:
+def test_draining_leaves_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command returns after the notice, and says when nobody could be told."""
-    began = time.monotonic()
-    assert health.main(["drain", "--port", str(endpoint.server_address[1]), "--notice", "0.3"]) == 0
-    assert time.monotonic() - began >= 0.3
-    assert endpoint.draining
+    with asked_once(monkeypatch) as endpoint:
+        endpoint.draining = False
+        began = time.monotonic()
+        assert health.main(["drain", "--port", str(endpoint.server_address[1]), "--notice", "0.3"]) == 0
+        assert time.monotonic() - began >= 0.3
+        assert endpoint.draining
     assert health.main(["drain", "--port", str(free_port()), "--notice", "0"]) == 1
 
 
